@@ -1,1 +1,145 @@
-//! placeholder
+//! A placement-aware page allocator over mmap'd arenas.
+//!
+//! It hands out power-of-two chunks ([`alloc_pages`]) and runs of any number of
+//! pages ([`alloc_run`]) from large reservations, placed by *mobility* so that
+//! whole 2 MiB pageblocks stay free, and gives memory back to the kernel after a
+//! delay. Above it, object allocators ask [`page_of`] and the
+//! [`granule`] map what lies at an address.
+//!
+//! Bottom-up:
+//! - [`os`]: the kernel's edge;
+//! - [`sync`]: futex lock, atomic stores, tagged stack;
+//! - [`meta`]: memory for the allocator's own records;
+//! - [`slot`]: per-thread state and thread exit;
+//! - `arena`, [`granule`], `page`, `block`: reservations, the page map, records;
+//! - `buddy`, `zone`: free lists, placement, census;
+//! - [`pcp`], `run`, [`purge`]: page lists a slot, large runs, giving back;
+//! - [`stats`], [`text`]: what the kernel's /proc files print.
+//!
+//! Unsafe code is in os, meta, slot, arena, granule, pcp, purge, fork and
+//! sync/lock; the algorithms above the records have none.
+
+pub mod config;
+pub mod fork;
+pub mod granule;
+pub mod meta;
+pub mod model;
+pub mod os;
+pub mod pcp;
+pub mod purge;
+pub mod slot;
+pub mod stats;
+pub mod sync;
+pub mod text;
+pub mod topology;
+
+mod arena;
+mod block;
+mod buddy;
+mod page;
+mod run;
+mod types;
+mod zone;
+
+pub use arena::{committed_bytes, page_of};
+pub use block::Block;
+pub use page::{Page, PageKind, PageList, PageRef};
+pub use run::{Run, alloc_run, extend_run, free_run, run_pages, shrink_run, stale_ranges};
+pub use types::{
+    GRANULE, GRANULE_SHIFT, MAX_ORDER, MIGRATETYPES, Migratetype, ORDERS, Order, PAGE_SHIFT,
+    PAGE_SIZE, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE,
+};
+pub use zone::ZoneCounters;
+
+/// What is wrong with a request about pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PageError {
+    /// The page is not the first page of a chunk or run in use: freed already,
+    /// or interior, or never handed out.
+    NotAllocated,
+    /// The address lies in no arena.
+    Foreign,
+}
+
+impl core::fmt::Display for PageError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::NotAllocated => {
+                "not the first page of an allocation in use: was it freed already?"
+            }
+            Self::Foreign => "the address lies in no arena of this allocator",
+        })
+    }
+}
+
+impl core::error::Error for PageError {}
+
+/// Takes 2^order pages; `None` when memory is out.
+///
+/// Small orders come from the calling slot's lists without a lock. The content is
+/// arbitrary unless [`chunk_is_zero`] says otherwise.
+#[inline]
+pub fn alloc_pages(order: Order, mt: Migratetype) -> Option<PageRef> {
+    if let Some(page) = pcp::get(order, mt) {
+        return Some(page);
+    }
+    alloc_pages_slow(order, mt)
+}
+
+#[cold]
+fn alloc_pages_slow(order: Order, mt: Migratetype) -> Option<PageRef> {
+    // What this thread's lists hold may be what is missing.
+    pcp::drain_current();
+    pcp::request_drain();
+    pcp::get(order, mt)
+}
+
+/// Whether a chunk just taken is known to read as zero.
+#[inline]
+pub fn chunk_is_zero(page: PageRef) -> bool {
+    !page.is_dirty()
+}
+
+/// Gives 2^order pages back.
+///
+/// # Errors
+/// [`PageError::NotAllocated`] unless `page` is the first page of a chunk from
+/// [`alloc_pages`] that is in use; nothing is changed then.
+#[inline]
+pub fn free_pages(page: PageRef) -> Result<(), PageError> {
+    match page.kind() {
+        PageKind::Pages | PageKind::Slab => {
+            pcp::put(page, false);
+            Ok(())
+        }
+        _ => Err(PageError::NotAllocated),
+    }
+}
+
+/// As [`free_pages`], for pages whose content is unlikely to be in the cache: they
+/// are used last.
+///
+/// # Errors
+/// As [`free_pages`].
+pub fn free_cold_pages(page: PageRef) -> Result<(), PageError> {
+    match page.kind() {
+        PageKind::Pages | PageKind::Slab => {
+            pcp::put(page, true);
+            Ok(())
+        }
+        _ => Err(PageError::NotAllocated),
+    }
+}
+
+/// As [`free_pages`] by address.
+///
+/// # Errors
+/// As [`free_pages`], and [`PageError::Foreign`] for an address in no arena.
+pub fn free_pages_at(p: *const u8) -> Result<(), PageError> {
+    let page = page_of(p).ok_or(PageError::Foreign)?;
+    if !(p as usize).is_multiple_of(PAGE_SIZE) {
+        return Err(PageError::NotAllocated);
+    }
+    free_pages(page)
+}

@@ -1,0 +1,494 @@
+//! Arenas: large aligned reservations, grown from the bottom, with the page map.
+//!
+//! ```text
+//!   reservation: [ granule map: 1/16 | page records: 1/64 | blocks | heap ........ ]
+//!                                                          base ^   frontier ^
+//! ```
+//! The whole reservation is inaccessible address space at first. A region's
+//! frontier moves up as the zone needs memory; heap and metadata below it are
+//! committed. Address -> record is a subtraction, a shift and an index; a pointer
+//! outside every arena's committed heap is foreign, exactly. When a reservation
+//! is refused (RLIMIT_AS, valgrind, a container) half of it is asked for, down to
+//! [`SMALLEST`]; when an arena is full another one is reserved.
+//!
+//! With several nodes the heap is split into one region a node.
+//!
+//! Lock order: cache locks, then zone, then [`GROWTH`] here, then the metadata
+//! pool.
+
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+
+use crate::block::{BLOCK_HUGE, Block};
+use crate::config;
+use crate::granule;
+use crate::os;
+use crate::page::{Page, PageRef};
+use crate::sync::Lock;
+use crate::topology::{self, MAX_NODES};
+use crate::types::{
+    GRANULE_SHIFT, MAX_ORDER, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES,
+    PAGEBLOCK_SIZE,
+};
+
+const MAX_ARENAS: usize = 64;
+/// Heap bytes of a full-size arena: address space only.
+const LARGEST: usize = 256 << 30;
+/// Heap bytes below which no arena is worth having.
+const SMALLEST: usize = 4 << 20;
+/// Metadata is committed for so much heap at a time.
+const META_STEP: usize = 64 << 20;
+
+/// A node's part of an arena, in pages from the arena's base.
+struct Region {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    frontier: AtomicUsize,
+    meta_end: AtomicUsize,
+}
+
+/// One reservation.
+pub(crate) struct Arena {
+    base: AtomicUsize,
+    /// Heap pages, committed or not.
+    pages: AtomicUsize,
+    map: AtomicPtr<AtomicU8>,
+    records: AtomicPtr<Page>,
+    blocks: AtomicPtr<Block>,
+    regions: [Region; MAX_NODES],
+}
+
+static ARENAS: [Arena; MAX_ARENAS] = [const { Arena::empty() }; MAX_ARENAS];
+/// Arenas that exist. Release on growth pairs with acquire in the look-ups.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Serialises reservation and growth.
+pub(crate) static GROWTH: Lock<()> = Lock::new(());
+/// Heap bytes committed in all arenas.
+static COMMITTED: AtomicUsize = AtomicUsize::new(0);
+
+/// A page by its place: arena and index.
+#[derive(Clone, Copy)]
+pub(crate) struct Frame {
+    pub(crate) arena: &'static Arena,
+    pub(crate) index: usize,
+}
+
+/// A fresh part of an arena: pages that were never used and read as zero.
+pub(crate) struct Growth {
+    pub(crate) start: Frame,
+    pub(crate) pages: usize,
+}
+
+impl Arena {
+    const fn empty() -> Self {
+        Self {
+            base: AtomicUsize::new(0),
+            pages: AtomicUsize::new(0),
+            map: AtomicPtr::new(ptr::null_mut()),
+            records: AtomicPtr::new(ptr::null_mut()),
+            blocks: AtomicPtr::new(ptr::null_mut()),
+            regions: [const {
+                Region {
+                    start: AtomicUsize::new(0),
+                    end: AtomicUsize::new(0),
+                    frontier: AtomicUsize::new(0),
+                    meta_end: AtomicUsize::new(0),
+                }
+            }; MAX_NODES],
+        }
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> usize {
+        self.base.load(Ordering::Relaxed)
+    }
+
+    /// The record of the page `index`, which must lie below a frontier.
+    #[inline]
+    pub(crate) fn page(&self, index: usize) -> PageRef {
+        debug_assert!(index < self.pages.load(Ordering::Relaxed));
+        // SAFETY: records are committed below each frontier and never unmapped;
+        // callers pass indices from frames, which lie below one.
+        unsafe { &*self.records.load(Ordering::Relaxed).add(index) }
+    }
+
+    /// The pageblock of the page `index`.
+    #[inline]
+    pub(crate) fn block(&self, index: usize) -> &'static Block {
+        debug_assert!(index < self.pages.load(Ordering::Relaxed));
+        // SAFETY: the block records are committed when the arena is made, one for
+        // each block of the heap, and never unmapped.
+        unsafe {
+            &*self
+                .blocks
+                .load(Ordering::Relaxed)
+                .add(index >> PAGEBLOCK_ORDER)
+        }
+    }
+
+    #[inline]
+    pub(crate) fn address(&self, index: usize) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.base() + (index << PAGE_SHIFT))
+    }
+
+    fn region_of(&self, index: usize) -> &Region {
+        let node = self.block(index).node();
+        &self.regions[node]
+    }
+
+    /// The pages [start, frontier) of the region that holds the page `index`:
+    /// where its buddies can be.
+    #[inline]
+    pub(crate) fn bounds(&self, index: usize) -> (usize, usize) {
+        let region = self.region_of(index);
+        (
+            region.start.load(Ordering::Relaxed),
+            region.frontier.load(Ordering::Relaxed),
+        )
+    }
+
+    fn holds_record(&self, page: *const Page) -> bool {
+        let records = self.records.load(Ordering::Relaxed) as usize;
+        (page as usize).wrapping_sub(records) < self.pages.load(Ordering::Relaxed) << 6
+    }
+
+    fn holds_address(&self, p: usize) -> bool {
+        let offset = p.wrapping_sub(self.base());
+        if offset >> PAGE_SHIFT >= self.pages.load(Ordering::Relaxed) {
+            return false;
+        }
+        let (_, frontier) = self.bounds(offset >> PAGE_SHIFT);
+        offset >> PAGE_SHIFT < frontier
+    }
+}
+
+/// The arenas that exist.
+pub(crate) fn arenas() -> &'static [Arena] {
+    &ARENAS[..COUNT.load(Ordering::Acquire)]
+}
+
+/// Heap bytes committed so far: the limit that `arena_max` bounds.
+pub fn committed_bytes() -> usize {
+    COMMITTED.load(Ordering::Relaxed)
+}
+
+/// A record behind a link of a list; `None` for null.
+#[inline]
+pub(crate) fn record(page: *mut Page) -> Option<PageRef> {
+    // SAFETY: links hold null or the address of a record, and records are never
+    // unmapped; only `PageList` writes links.
+    unsafe { page.as_ref() }
+}
+
+fn arena_of_record(page: *const Page) -> &'static Arena {
+    if ARENAS[0].holds_record(page) {
+        return &ARENAS[0];
+    }
+    // A record exists only inside an arena, so the search finds one.
+    arenas()
+        .iter()
+        .find(|a| a.holds_record(page))
+        .unwrap_or(&ARENAS[0])
+}
+
+/// The place of a page.
+#[inline]
+pub(crate) fn frame_of(page: &Page) -> Frame {
+    let arena = arena_of_record(page);
+    let offset = ptr::from_ref(page) as usize - arena.records.load(Ordering::Relaxed) as usize;
+    Frame {
+        arena,
+        index: offset >> 6,
+    }
+}
+
+/// The address of a page.
+#[inline]
+pub(crate) fn address_of(page: &Page) -> *mut u8 {
+    let frame = frame_of(page);
+    frame.arena.address(frame.index)
+}
+
+/// The first page of the naturally aligned order that `page` is part of.
+#[inline]
+pub(crate) fn order_head(page: &Page) -> PageRef {
+    let Frame { arena, index } = frame_of(page);
+    arena.page(index & !((1 << page.order()) - 1))
+}
+
+/// The record of the page that holds an address; `None` when no arena does.
+#[inline]
+pub fn page_of(p: *const u8) -> Option<PageRef> {
+    let arena = &ARENAS[0];
+    let offset = (p as usize).wrapping_sub(arena.base());
+    // The first region's frontier bounds what is committed when there is one
+    // node; a failed test goes to the full search.
+    if offset >> PAGE_SHIFT < arena.regions[0].frontier.load(Ordering::Relaxed) {
+        return Some(arena.page(offset >> PAGE_SHIFT));
+    }
+    page_of_elsewhere(p)
+}
+
+#[cold]
+fn page_of_elsewhere(p: *const u8) -> Option<PageRef> {
+    let arena = arenas().iter().find(|a| a.holds_address(p as usize))?;
+    Some(arena.page((p as usize - arena.base()) >> PAGE_SHIFT))
+}
+
+/// The granule map's byte for an aligned address; `None` when no arena holds it.
+pub(crate) fn granule_cell(p: *const u8) -> Option<&'static AtomicU8> {
+    let arena = arenas().iter().find(|a| a.holds_address(p as usize))?;
+    let index = (p as usize - arena.base()) >> GRANULE_SHIFT;
+    // SAFETY: the map is committed below each frontier (`holds_address`) and
+    // never unmapped.
+    Some(unsafe { &*arena.map.load(Ordering::Relaxed).add(index) })
+}
+
+/// Moves a frontier up by at least `pages`, for `node`, reserving a further arena
+/// when the present ones are full. `None` when the kernel or `arena_max` refuses.
+///
+/// The fresh pages start at a pageblock boundary and are whole pageblocks.
+pub(crate) fn grow(node: usize, pages: usize) -> Option<Growth> {
+    let _growth = GROWTH.lock();
+    let need = pages.next_multiple_of(PAGEBLOCK_PAGES);
+    for arena in arenas() {
+        if let Some(growth) = grow_in(arena, node, need) {
+            return Some(growth);
+        }
+    }
+    let arena = new_arena(need << PAGE_SHIFT)?;
+    grow_in(arena, node, need)
+}
+
+/// Moves the frontier at which `end` stands up by at least `pages`; `None` when
+/// `end` is not a frontier or there is no room.
+pub(crate) fn grow_at(end: Frame, pages: usize) -> Option<Growth> {
+    let _growth = GROWTH.lock();
+    let arena = end.arena;
+    if end.index == 0 {
+        return None;
+    }
+    let region = arena.region_of(end.index - 1);
+    if region.frontier.load(Ordering::Relaxed) != end.index {
+        return None;
+    }
+    let node = arena.block(end.index - 1).node();
+    grow_in(arena, node, pages.next_multiple_of(PAGEBLOCK_PAGES))
+}
+
+fn grow_in(arena: &'static Arena, node: usize, need: usize) -> Option<Growth> {
+    let region = &arena.regions[node];
+    let frontier = region.frontier.load(Ordering::Relaxed);
+    let room = region.end.load(Ordering::Relaxed) - frontier;
+    if room < need {
+        return None;
+    }
+    // Geometric steps keep the number of system calls and mappings small; an
+    // eighth of what is in use bounds the waste.
+    let used = frontier - region.start.load(Ordering::Relaxed);
+    let step = (used / 8)
+        .min(64 << 20 >> PAGE_SHIFT)
+        .next_multiple_of(PAGEBLOCK_PAGES);
+    let limit = config::arena_max().saturating_sub(committed_bytes()) >> PAGE_SHIFT;
+    for pages in [step.clamp(need, room), need] {
+        if pages <= limit && commit(arena, region, node, pages) {
+            let start = Frame {
+                arena,
+                index: frontier,
+            };
+            return Some(Growth { start, pages });
+        }
+    }
+    None
+}
+
+fn commit(arena: &'static Arena, region: &Region, node: usize, pages: usize) -> bool {
+    let frontier = region.frontier.load(Ordering::Relaxed);
+    let end = frontier + pages;
+    let meta_end = region.meta_end.load(Ordering::Relaxed);
+    if end > meta_end {
+        let to = end
+            .next_multiple_of(META_STEP >> PAGE_SHIFT)
+            .min(region.end.load(Ordering::Relaxed));
+        // SAFETY: both arrays have room for every page of the heap and lie in the
+        // reservation; meta_end and `to` are whole pageblocks, so the byte ranges
+        // are whole pages of up to 32 KiB; `span` widens to larger kernel pages.
+        let ok = unsafe {
+            let records = arena.records.load(Ordering::Relaxed).cast::<u8>();
+            let map = arena.map.load(Ordering::Relaxed).cast::<u8>();
+            let per_page = PAGE_SHIFT - GRANULE_SHIFT;
+            commit_span(records, meta_end << 6, to << 6)
+                && commit_span(map, meta_end << per_page, to << per_page)
+        };
+        if !ok {
+            return false;
+        }
+        region.meta_end.store(to, Ordering::Relaxed);
+    }
+    let at = arena.address(frontier);
+    // SAFETY: the pages lie in the reservation, above what is committed.
+    if !unsafe { os::commit(at, pages << PAGE_SHIFT) } {
+        return false;
+    }
+    let huge = config::huge_from().is_some_and(|from| {
+        // SAFETY: just committed.
+        (frontier << PAGE_SHIFT) >= from && unsafe { os::huge(at, pages << PAGE_SHIFT, true) }
+    });
+    for index in (frontier..end).step_by(PAGEBLOCK_PAGES) {
+        arena.block(index).set_node(node);
+        arena.block(index).set_flag(BLOCK_HUGE, huge);
+    }
+    COMMITTED.fetch_add(pages << PAGE_SHIFT, Ordering::Relaxed);
+    region.frontier.store(end, Ordering::Release);
+    if ptr::eq(arena, &raw const ARENAS[0]) && node + 1 == topology::nodes() {
+        // With several nodes the map has holes below the last region's frontier:
+        // those nodes go through the search.
+        let granules = if topology::nodes() == 1 {
+            end << (PAGE_SHIFT - GRANULE_SHIFT)
+        } else {
+            0
+        };
+        granule::publish_primary(arena.base(), granules, arena.map.load(Ordering::Relaxed));
+    }
+    true
+}
+
+/// Commits the bytes [from, to) of an array, widened to whole kernel pages.
+///
+/// # Safety
+/// The array must lie in a reservation with room for the widening.
+unsafe fn commit_span(array: *mut u8, from: usize, to: usize) -> bool {
+    let mask = os::page_size() - 1;
+    let from = from & !mask;
+    let to = (to + mask) & !mask;
+    // SAFETY: as promised by the caller.
+    unsafe { os::commit(array.add(from), to - from) }
+}
+
+/// Reserves an arena with at least `need` heap bytes, as large as it can be had.
+fn new_arena(need: usize) -> Option<&'static Arena> {
+    let count = COUNT.load(Ordering::Relaxed);
+    if count == MAX_ARENAS {
+        return None;
+    }
+    let need = need.checked_next_multiple_of(PAGEBLOCK_SIZE)?.max(SMALLEST);
+    let mut heap = LARGEST.min(config::arena_max().max(SMALLEST)).max(need);
+    heap = heap.next_multiple_of(PAGEBLOCK_SIZE);
+    loop {
+        if let Some(arena) = reserve_arena(count, heap) {
+            return Some(arena);
+        }
+        if heap <= need {
+            return None;
+        }
+        heap = (heap / 2).next_multiple_of(PAGEBLOCK_SIZE).max(need);
+    }
+}
+
+fn reserve_arena(slot: usize, heap: usize) -> Option<&'static Arena> {
+    let pages = heap >> PAGE_SHIFT;
+    let align = if heap >= 8 << 30 {
+        PAGE_SIZE << MAX_ORDER
+    } else {
+        PAGEBLOCK_SIZE
+    };
+    let unit = os::page_size();
+    let map_bytes = (pages << (PAGE_SHIFT - GRANULE_SHIFT)).next_multiple_of(unit);
+    let record_bytes = (pages << 6).next_multiple_of(unit);
+    let block_bytes = ((pages >> PAGEBLOCK_ORDER) * size_of::<Block>()).next_multiple_of(unit);
+    let meta = map_bytes + record_bytes + block_bytes;
+    let total = meta.checked_add(heap)?.checked_add(align)?;
+    let at = os::reserve(total);
+    if at.is_null() {
+        return None;
+    }
+    let base = (at as usize + meta).next_multiple_of(align);
+    let first = base - meta;
+    // SAFETY: [at, at + total) is ours and unused; what lies before the metadata
+    // and behind the heap is not needed.
+    unsafe {
+        os::unreserve(at, first - at as usize);
+        let end = base + heap;
+        os::unreserve(
+            ptr::with_exposed_provenance_mut(end),
+            at as usize + total - end,
+        );
+    }
+    at.expose_provenance();
+    let map: *mut u8 = ptr::with_exposed_provenance_mut(first);
+    let records: *mut Page = ptr::with_exposed_provenance_mut(first + map_bytes);
+    let blocks: *mut Block = ptr::with_exposed_provenance_mut(first + map_bytes + record_bytes);
+    // SAFETY: inside the reservation, whole kernel pages.
+    if !unsafe { os::commit(blocks.cast(), block_bytes) } {
+        // SAFETY: nothing refers to the reservation yet.
+        unsafe { os::unreserve(map, meta + heap) };
+        return None;
+    }
+    let arena = &ARENAS[slot];
+    arena.base.store(base, Ordering::Relaxed);
+    arena.map.store(map.cast(), Ordering::Relaxed);
+    arena.records.store(records, Ordering::Relaxed);
+    arena.blocks.store(blocks, Ordering::Relaxed);
+    arena.pages.store(pages, Ordering::Relaxed);
+    split_regions(arena, pages);
+    COUNT.store(slot + 1, Ordering::Release);
+    Some(arena)
+}
+
+/// Divides an arena's heap among the nodes, in whole maximum orders where it is
+/// large enough for that, else in whole pageblocks.
+fn split_regions(arena: &Arena, pages: usize) {
+    let nodes = topology::nodes();
+    let unit = if pages >= nodes << MAX_ORDER {
+        1 << MAX_ORDER
+    } else {
+        PAGEBLOCK_PAGES
+    };
+    let share = pages / nodes / unit * unit;
+    for (node, region) in arena.regions.iter().enumerate().take(nodes) {
+        let start = node * share;
+        let end = if node + 1 == nodes {
+            pages
+        } else {
+            start + share
+        };
+        for (cell, value) in [
+            (&region.start, start),
+            (&region.end, end),
+            (&region.frontier, start),
+            (&region.meta_end, start),
+        ] {
+            cell.store(value, Ordering::Relaxed);
+        }
+        // `region_of` must work for every page of the heap, committed or not.
+        if nodes > 1 {
+            for index in (start..end).step_by(PAGEBLOCK_PAGES) {
+                arena.block(index).set_node(node);
+            }
+        }
+    }
+}
+
+/// Calls `f` with every committed pageblock: its arena, first page and record.
+pub(crate) fn for_each_block(mut f: impl FnMut(&'static Arena, usize, &'static Block)) {
+    for arena in arenas() {
+        for region in arena.regions.iter().take(topology::nodes()) {
+            let start = region.start.load(Ordering::Relaxed);
+            let end = region.frontier.load(Ordering::Acquire);
+            for index in (start..end).step_by(PAGEBLOCK_PAGES) {
+                f(arena, index, arena.block(index));
+            }
+        }
+    }
+}
+
+impl Arena {
+    /// The pages [start, frontier) of a node's region.
+    pub(crate) fn region_span(&self, node: usize) -> (usize, usize) {
+        let region = &self.regions[node];
+        (
+            region.start.load(Ordering::Relaxed),
+            region.frontier.load(Ordering::Relaxed),
+        )
+    }
+}

@@ -1,0 +1,39 @@
+//! The page layer's part in `fork`: its locks, in lock order.
+
+use crate::arena::GROWTH;
+use crate::meta;
+use crate::pcp;
+use crate::slot;
+use crate::sync::FutexLock;
+use crate::zone;
+
+fn each_lock(f: impl Fn(&FutexLock)) {
+    for zone in zone::zones() {
+        // SAFETY: the fork handlers mark, take and release raw locks in pairs.
+        f(unsafe { zone.raw() });
+    }
+    // SAFETY: as above.
+    f(unsafe { GROWTH.raw() });
+    meta::with_raw_lock(&f);
+}
+
+/// Takes the page layer's locks. After those of the layers above.
+pub fn prepare() {
+    each_lock(FutexLock::fork_prepare);
+}
+
+/// Gives them back in the parent.
+pub fn parent() {
+    each_lock(FutexLock::fork_parent);
+}
+
+/// Frees them in the child, and what threads that do not exist here held.
+///
+/// # Safety
+/// Only in the child of `fork`, before it starts threads.
+pub unsafe fn child() {
+    slot::forget_thread_id();
+    each_lock(FutexLock::fork_child);
+    // SAFETY: as promised by the caller.
+    unsafe { pcp::after_fork() };
+}

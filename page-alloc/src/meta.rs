@@ -1,0 +1,176 @@
+//! The metadata pool: memory for the allocator's own records (slots, magazines,
+//! cache descriptors), in a reservation of its own so that no overflow of a
+//! user's object reaches it.
+//!
+//! Power-of-two sizes from 64 bytes, carved upwards and recycled through one free
+//! list a size. All memory comes zeroed. The pool spans less than 2 GiB, so that
+//! a record can name another one by a 32-bit distance: the backends' queue heads
+//! rely on that.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::os;
+use crate::sync::{FutexLock, Lock};
+
+const SMALLEST_SHIFT: usize = 6;
+const SIZES: usize = 20;
+const SPAN: usize = 1 << 30;
+const STEP: usize = 64 << 10;
+
+struct Pool {
+    base: usize,
+    end: usize,
+    next: usize,
+    committed: usize,
+    /// Heads of the free lists; the link is the record's first word.
+    free: [usize; SIZES],
+}
+
+static POOL: Lock<Pool> = Lock::new(Pool {
+    base: 0,
+    end: 0,
+    next: 0,
+    committed: 0,
+    free: [0; SIZES],
+});
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes of records in use.
+pub fn in_use() -> usize {
+    IN_USE.load(Ordering::Relaxed)
+}
+
+fn class(bytes: usize) -> usize {
+    (bytes.next_power_of_two().trailing_zeros() as usize).saturating_sub(SMALLEST_SHIFT)
+}
+
+/// A zeroed record of at least `bytes` bytes, aligned to 64 (to the page from
+/// 4 KiB up). `None` when the kernel refuses or the pool is full.
+pub fn alloc(bytes: usize) -> Option<NonNull<u8>> {
+    let class = class(bytes);
+    if class >= SIZES {
+        return None;
+    }
+    let size = 1usize << (class + SMALLEST_SHIFT);
+    let mut pool = POOL.lock();
+    let at = pool.free[class];
+    let at = if at != 0 {
+        let record: *mut usize = ptr::with_exposed_provenance_mut(at);
+        // SAFETY: `at` is a free record of this class: ours, committed, and its
+        // first word is the link. Clearing it makes the record all zero but for
+        // what its last user left, which `free` cleared.
+        unsafe {
+            pool.free[class] = record.read();
+            record.write(0);
+        }
+        at
+    } else {
+        pool.carve(size)?
+    };
+    drop(pool);
+    IN_USE.fetch_add(size, Ordering::Relaxed);
+    NonNull::new(ptr::with_exposed_provenance_mut(at))
+}
+
+/// Takes a record back.
+///
+/// # Safety
+/// `record` must come from [`alloc`] with the same `bytes` and be in use no more.
+pub unsafe fn free(record: NonNull<u8>, bytes: usize) {
+    let class = class(bytes);
+    let size = 1usize << (class + SMALLEST_SHIFT);
+    // Large records go back page by page rather than being written all over.
+    // SAFETY: the record is the caller's to give; sizes from the kernel's page
+    // up are whole, aligned pages of the pool.
+    unsafe {
+        if size < os::page_size() * 2 || !os::discard(record.as_ptr(), size) {
+            record.write_bytes(0, size);
+        }
+    }
+    let mut pool = POOL.lock();
+    // SAFETY: as above; the link's word is inside the record.
+    unsafe { record.cast::<usize>().write(pool.free[class]) };
+    pool.free[class] = record.as_ptr().expose_provenance();
+    IN_USE.fetch_sub(size, Ordering::Relaxed);
+}
+
+impl Pool {
+    fn carve(&mut self, size: usize) -> Option<usize> {
+        if self.base == 0 {
+            self.reserve()?;
+        }
+        let align = size.min(os::page_size());
+        let at = self.next.next_multiple_of(align);
+        let end = at.checked_add(size)?;
+        if end > self.end {
+            return None;
+        }
+        if end > self.committed {
+            let to = end.next_multiple_of(STEP).min(self.end);
+            // SAFETY: inside the reservation, whole kernel pages.
+            let ok = unsafe {
+                os::commit(
+                    ptr::with_exposed_provenance_mut(self.committed),
+                    to - self.committed,
+                )
+            };
+            if !ok {
+                return None;
+            }
+            self.committed = to;
+        }
+        self.next = end;
+        Some(at)
+    }
+
+    fn reserve(&mut self) -> Option<()> {
+        let mut span = SPAN;
+        loop {
+            let at = os::reserve(span);
+            if !at.is_null() {
+                self.base = at.expose_provenance();
+                self.end = self.base + span;
+                self.next = self.base;
+                self.committed = self.base;
+                return Some(());
+            }
+            // Address space is short: leave most of what there is to the arenas.
+            span /= 16;
+            if span < STEP * 16 {
+                return None;
+            }
+        }
+    }
+}
+
+/// Runs `f` on the pool's lock: for the fork handlers.
+pub(crate) fn with_raw_lock(f: impl FnOnce(&FutexLock)) {
+    // SAFETY: the raw lock is only marked, taken and released by the fork
+    // handlers, in pairs.
+    f(unsafe { POOL.raw() });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_zeroed_and_apart() {
+        let a = alloc(100).unwrap();
+        let b = alloc(100).unwrap();
+        assert!((a.as_ptr() as usize).is_multiple_of(64));
+        assert!((a.as_ptr() as usize).abs_diff(b.as_ptr() as usize) >= 128);
+        // SAFETY: both are ours, 100 bytes long.
+        unsafe {
+            a.write_bytes(0xff, 100);
+            free(a, 100);
+            let c = alloc(128).unwrap();
+            assert_eq!(c, a, "recycled");
+            assert!((0..128).all(|i| c.add(i).read() == 0));
+            free(c, 128);
+            free(b, 100);
+        }
+        assert!(alloc(1 << 40).is_none());
+    }
+}

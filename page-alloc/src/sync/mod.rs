@@ -1,0 +1,87 @@
+//! Synchronisation: the atomic stores that the concurrent protocols are written
+//! over, the futex lock that malloc may hold, and the tagged stack.
+//!
+//! Each protocol is one function generic over [`Word`], its atomic store. The
+//! product instantiates it with `core`'s atomics, over records that live in
+//! mapped memory; the models instantiate the *same* function with loom's. This
+//! file is the only one that names loom's atomics.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+mod lock;
+mod stack;
+
+pub use lock::{FutexLock, Lock, bypass_for_fork, tid};
+pub use stack::{Links, TaggedStack};
+
+/// A 64-bit atomic word that a protocol runs on.
+///
+/// Only what the protocols use: load, store, swap, compare-exchange, add. The
+/// meaning of each is `core::sync::atomic`'s.
+pub trait Word {
+    /// Reads the word.
+    fn load(&self, order: Ordering) -> u64;
+    /// Writes the word.
+    fn store(&self, value: u64, order: Ordering);
+    /// Writes the word and returns what it held.
+    fn swap(&self, value: u64, order: Ordering) -> u64;
+    /// Adds, wrapping, and returns what the word held.
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
+    /// Replaces `current` by `new`; on failure returns what the word holds.
+    ///
+    /// # Errors
+    /// The value found, when it was not `current` (or, spuriously, even then).
+    fn compare_exchange_weak(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64>;
+}
+
+macro_rules! word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            #[inline(always)]
+            fn load(&self, order: Ordering) -> u64 {
+                <$atomic>::load(self, order)
+            }
+            #[inline(always)]
+            fn store(&self, value: u64, order: Ordering) {
+                <$atomic>::store(self, value, order);
+            }
+            #[inline(always)]
+            fn swap(&self, value: u64, order: Ordering) -> u64 {
+                <$atomic>::swap(self, value, order)
+            }
+            #[inline(always)]
+            fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+                <$atomic>::fetch_add(self, value, order)
+            }
+            #[inline(always)]
+            fn compare_exchange_weak(
+                &self,
+                current: u64,
+                new: u64,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<u64, u64> {
+                <$atomic>::compare_exchange_weak(self, current, new, success, failure)
+            }
+        }
+    };
+}
+
+word!(AtomicU64);
+#[cfg(loom)]
+word!(loom::sync::atomic::AtomicU64);
+
+/// Tells the processor (and loom's scheduler) that this is a retry loop.
+#[inline]
+pub fn spin_hint() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+}
