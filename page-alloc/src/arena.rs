@@ -220,10 +220,12 @@ pub(crate) fn order_head(page: &Page) -> PageRef {
 #[inline]
 pub fn page_of(p: *const u8) -> Option<PageRef> {
     let arena = &ARENAS[0];
-    let offset = (p as usize).wrapping_sub(arena.base());
     // The first region's frontier bounds what is committed when there is one
-    // node; a failed test goes to the full search.
-    if offset >> PAGE_SHIFT < arena.regions[0].frontier.load(Ordering::Relaxed) {
+    // node; a failed test goes to the full search. Acquire: pairs with the release
+    // in `commit`, so whoever sees a frontier sees base and records too.
+    let frontier = arena.regions[0].frontier.load(Ordering::Acquire);
+    let offset = (p as usize).wrapping_sub(arena.base());
+    if offset >> PAGE_SHIFT < frontier {
         return Some(arena.page(offset >> PAGE_SHIFT));
     }
     page_of_elsewhere(p)
@@ -252,12 +254,31 @@ pub(crate) fn grow(node: usize, pages: usize) -> Option<Growth> {
     let _growth = GROWTH.lock();
     let need = pages.next_multiple_of(PAGEBLOCK_PAGES);
     for arena in arenas() {
-        if let Some(growth) = grow_in(arena, node, need) {
-            return Some(growth);
+        match grow_in(arena, node, need) {
+            Err(Refusal::NoRoom) => {}
+            // What was refused here would be refused in a new arena: reserve none,
+            // or each failed request would leave one behind.
+            result => return result.ok(),
         }
     }
-    let arena = new_arena(need << PAGE_SHIFT)?;
-    grow_in(arena, node, need)
+    if need > room_under_limit() {
+        return None;
+    }
+    let arena = new_arena(need)?;
+    grow_in(arena, node, need).ok()
+}
+
+/// Why a frontier did not move.
+enum Refusal {
+    /// The region's reservation is used up.
+    NoRoom,
+    /// `arena_max` or the kernel refused.
+    Refused,
+}
+
+/// Pages that `arena_max` still allows.
+fn room_under_limit() -> usize {
+    config::arena_max().saturating_sub(committed_bytes()) >> PAGE_SHIFT
 }
 
 /// Moves the frontier at which `end` stands up by at least `pages`; `None` when
@@ -273,15 +294,15 @@ pub(crate) fn grow_at(end: Frame, pages: usize) -> Option<Growth> {
         return None;
     }
     let node = arena.block(end.index - 1).node();
-    grow_in(arena, node, pages.next_multiple_of(PAGEBLOCK_PAGES))
+    grow_in(arena, node, pages.next_multiple_of(PAGEBLOCK_PAGES)).ok()
 }
 
-fn grow_in(arena: &'static Arena, node: usize, need: usize) -> Option<Growth> {
+fn grow_in(arena: &'static Arena, node: usize, need: usize) -> Result<Growth, Refusal> {
     let region = &arena.regions[node];
     let frontier = region.frontier.load(Ordering::Relaxed);
     let room = region.end.load(Ordering::Relaxed) - frontier;
     if room < need {
-        return None;
+        return Err(Refusal::NoRoom);
     }
     // Geometric steps keep the number of system calls and mappings small; an
     // eighth of what is in use bounds the waste.
@@ -289,17 +310,17 @@ fn grow_in(arena: &'static Arena, node: usize, need: usize) -> Option<Growth> {
     let step = (used / 8)
         .min(64 << 20 >> PAGE_SHIFT)
         .next_multiple_of(PAGEBLOCK_PAGES);
-    let limit = config::arena_max().saturating_sub(committed_bytes()) >> PAGE_SHIFT;
+    let limit = room_under_limit();
     for pages in [step.clamp(need, room), need] {
         if pages <= limit && commit(arena, region, node, pages) {
             let start = Frame {
                 arena,
                 index: frontier,
             };
-            return Some(Growth { start, pages });
+            return Ok(Growth { start, pages });
         }
     }
-    None
+    Err(Refusal::Refused)
 }
 
 fn commit(arena: &'static Arena, region: &Region, node: usize, pages: usize) -> bool {
@@ -330,13 +351,21 @@ fn commit(arena: &'static Arena, region: &Region, node: usize, pages: usize) -> 
     if !unsafe { os::commit(at, pages << PAGE_SHIFT) } {
         return false;
     }
-    let huge = config::huge_from().is_some_and(|from| {
-        // SAFETY: just committed.
-        (frontier << PAGE_SHIFT) >= from && unsafe { os::huge(at, pages << PAGE_SHIFT, true) }
+    // A large first growth may span the point from which huge pages are wanted.
+    let from = config::huge_from().map_or(end, |from| {
+        from.div_ceil(PAGEBLOCK_SIZE)
+            .saturating_mul(PAGEBLOCK_PAGES)
+            .clamp(frontier, end)
     });
+    let huge = from < end && {
+        // SAFETY: just committed.
+        unsafe { os::huge(arena.address(from), (end - from) << PAGE_SHIFT, true) }
+    };
     for index in (frontier..end).step_by(PAGEBLOCK_PAGES) {
         arena.block(index).set_node(node);
-        arena.block(index).set_flag(BLOCK_HUGE, huge);
+        arena
+            .block(index)
+            .set_flag(BLOCK_HUGE, huge && index >= from);
     }
     COMMITTED.fetch_add(pages << PAGE_SHIFT, Ordering::Relaxed);
     region.frontier.store(end, Ordering::Release);
@@ -365,13 +394,24 @@ unsafe fn commit_span(array: *mut u8, from: usize, to: usize) -> bool {
     unsafe { os::commit(array.add(from), to - from) }
 }
 
-/// Reserves an arena with at least `need` heap bytes, as large as it can be had.
+/// Reserves an arena in which each node has at least `need` pages, as large as it
+/// can be had.
 fn new_arena(need: usize) -> Option<&'static Arena> {
     let count = COUNT.load(Ordering::Relaxed);
     if count == MAX_ARENAS {
         return None;
     }
-    let need = need.checked_next_multiple_of(PAGEBLOCK_SIZE)?.max(SMALLEST);
+    let nodes = topology::nodes();
+    // Regions of several nodes start at whole maximum orders in a large arena.
+    let unit = if nodes > 1 && need >= 1 << MAX_ORDER {
+        1 << MAX_ORDER
+    } else {
+        PAGEBLOCK_PAGES
+    };
+    let need = need
+        .checked_next_multiple_of(unit)?
+        .checked_mul(nodes << PAGE_SHIFT)?
+        .max(SMALLEST);
     let mut heap = LARGEST.min(config::arena_max().max(SMALLEST)).max(need);
     heap = heap.next_multiple_of(PAGEBLOCK_SIZE);
     loop {

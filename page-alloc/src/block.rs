@@ -2,28 +2,50 @@
 
 #![deny(unsafe_code)]
 
-use core::sync::atomic::{AtomicU8, AtomicU16, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed};
 
+use crate::sync::{Word, spin_hint};
 use crate::types::{MIGRATETYPES, Migratetype, PAGEBLOCK_PAGES};
 
 /// One pageblock's record; all-zero is an empty Unmovable block of node 0.
 /// Guarded by the zone lock; atomics only so that readers of statistics need not
-/// take it.
+/// take it. The flags alone change outside of the lock too, when the purger works
+/// on a part of the block that it took off the lists: see [`change`].
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub struct Block {
     used: [AtomicU16; MIGRATETYPES],
+    flags: AtomicU64,
     migratetype: AtomicU8,
-    flags: AtomicU8,
     node: AtomicU8,
 }
 
 /// Pages of the block may hold data although they are free.
-pub(crate) const BLOCK_DIRTY: u8 = 1;
+pub const BLOCK_DIRTY: u64 = 1;
 /// The block was excluded from huge pages, because parts of it were given back.
-pub(crate) const BLOCK_NO_HUGE: u8 = 2;
+pub const BLOCK_NO_HUGE: u64 = 2;
 /// Huge pages were asked for on this block.
-pub(crate) const BLOCK_HUGE: u8 = 4;
+pub const BLOCK_HUGE: u64 = 4;
+
+/// Clears and sets flags of a block in one step; returns the flags before it. The
+/// protocol that the models check: nobody's change is lost, and of several threads
+/// that make the same change exactly one finds it not made yet.
+#[inline]
+pub fn change<W: Word>(flags: &W, clear: u64, set: u64) -> u64 {
+    let mut before = flags.load(Relaxed);
+    loop {
+        let after = before & !clear | set;
+        // The common case; and flags guard no other memory, so nothing is ordered.
+        if after == before {
+            return before;
+        }
+        match flags.compare_exchange_weak(before, after, Relaxed, Relaxed) {
+            Ok(_) => return before,
+            Err(found) => before = found,
+        }
+        spin_hint();
+    }
+}
 
 impl Block {
     /// The type whose pages this block takes.
@@ -71,14 +93,21 @@ impl Block {
         n.store(n.load(Relaxed) - pages as u16, Relaxed);
     }
 
-    pub(crate) fn flag(&self, flag: u8) -> bool {
+    pub(crate) fn flag(&self, flag: u64) -> bool {
         self.flags.load(Relaxed) & flag != 0
     }
 
-    pub(crate) fn set_flag(&self, flag: u8, on: bool) {
-        let flags = self.flags.load(Relaxed);
-        self.flags
-            .store(if on { flags | flag } else { flags & !flag }, Relaxed);
+    pub(crate) fn set_flag(&self, flag: u64, on: bool) {
+        change(
+            &self.flags,
+            if on { 0 } else { flag },
+            if on { flag } else { 0 },
+        );
+    }
+
+    /// Clears and sets flags in one step; returns the flags before it.
+    pub(crate) fn change_flags(&self, clear: u64, set: u64) -> u64 {
+        change(&self.flags, clear, set)
     }
 
     /// The node whose memory this is.

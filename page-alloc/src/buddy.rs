@@ -306,6 +306,13 @@ impl Buddy {
         }
     }
 
+    /// Wholly free chunks of `least` and larger orders (from the pageblock's up), the
+    /// largest first.
+    pub(crate) fn whole_chunks(&self, least: u8) -> impl Iterator<Item = PageRef> {
+        let first = (least as usize).saturating_sub(SMALL);
+        self.whole[first..].iter().rev().flat_map(PageList::iter)
+    }
+
     /// Finds dirty free chunks of exactly `order`, least recently used first; fills
     /// `out` and returns how many.
     pub(crate) fn dirty_chunks(&self, order: u8, out: &mut [Option<PageRef>]) -> usize {

@@ -3,11 +3,13 @@
 use crate::arena::GROWTH;
 use crate::meta;
 use crate::pcp;
+use crate::purge;
 use crate::slot;
 use crate::sync::FutexLock;
 use crate::zone;
 
 fn each_lock(f: impl Fn(&FutexLock)) {
+    purge::with_raw_lock(&f);
     for zone in zone::zones() {
         // SAFETY: the fork handlers mark, take and release raw locks in pairs.
         f(unsafe { zone.raw() });

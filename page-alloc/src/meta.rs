@@ -19,22 +19,59 @@ const SPAN: usize = 1 << 30;
 const STEP: usize = 64 << 10;
 
 struct Pool {
-    base: usize,
-    end: usize,
-    next: usize,
-    committed: usize,
+    /// The lower quarter, for slots' records.
+    slots: Part,
+    /// The rest.
+    records: Part,
     /// Heads of the free lists; the link is the record's first word.
     free: [usize; SIZES],
 }
 
+/// A part of the reservation, carved upwards.
+struct Part {
+    next: usize,
+    committed: usize,
+    end: usize,
+}
+
+impl Part {
+    const fn new() -> Self {
+        Self {
+            next: 0,
+            committed: 0,
+            end: 0,
+        }
+    }
+
+    fn carve(&mut self, size: usize) -> Option<usize> {
+        let align = size.next_power_of_two().min(os::page_size());
+        let at = self.next.next_multiple_of(align);
+        let end = at.checked_add(size)?;
+        if end > self.end {
+            return None;
+        }
+        if end > self.committed {
+            let to = end.next_multiple_of(STEP).min(self.end);
+            let at: *mut u8 = ptr::with_exposed_provenance_mut(self.committed);
+            // SAFETY: inside the reservation, whole kernel pages.
+            if !unsafe { os::commit(at, to - self.committed) } {
+                return None;
+            }
+            self.committed = to;
+        }
+        self.next = end;
+        Some(at)
+    }
+}
+
 static POOL: Lock<Pool> = Lock::new(Pool {
-    base: 0,
-    end: 0,
-    next: 0,
-    committed: 0,
+    slots: Part::new(),
+    records: Part::new(),
     free: [0; SIZES],
 });
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
+/// The pool's base, for [`index_of`] and [`at`]; set before the first record.
+static BASE: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes of records in use.
 pub fn in_use() -> usize {
@@ -73,6 +110,19 @@ pub fn alloc(bytes: usize) -> Option<NonNull<u8>> {
     NonNull::new(ptr::with_exposed_provenance_mut(at))
 }
 
+/// A zeroed record for a slot, which is never given back. It lies below every
+/// record of [`alloc`], by less than 1 GiB: a slot can name those by an unsigned
+/// 32-bit distance.
+pub fn alloc_slot(bytes: usize) -> Option<NonNull<u8>> {
+    let bytes = bytes.next_multiple_of(1 << SMALLEST_SHIFT);
+    let mut pool = POOL.lock();
+    pool.reserve()?;
+    let at = pool.slots.carve(bytes)?;
+    drop(pool);
+    IN_USE.fetch_add(bytes, Ordering::Relaxed);
+    NonNull::new(ptr::with_exposed_provenance_mut(at))
+}
+
 /// Takes a record back.
 ///
 /// # Safety
@@ -97,42 +147,31 @@ pub unsafe fn free(record: NonNull<u8>, bytes: usize) {
 
 impl Pool {
     fn carve(&mut self, size: usize) -> Option<usize> {
-        if self.base == 0 {
-            self.reserve()?;
-        }
-        let align = size.min(os::page_size());
-        let at = self.next.next_multiple_of(align);
-        let end = at.checked_add(size)?;
-        if end > self.end {
-            return None;
-        }
-        if end > self.committed {
-            let to = end.next_multiple_of(STEP).min(self.end);
-            // SAFETY: inside the reservation, whole kernel pages.
-            let ok = unsafe {
-                os::commit(
-                    ptr::with_exposed_provenance_mut(self.committed),
-                    to - self.committed,
-                )
-            };
-            if !ok {
-                return None;
-            }
-            self.committed = to;
-        }
-        self.next = end;
-        Some(at)
+        self.reserve()?;
+        self.records.carve(size)
     }
 
     fn reserve(&mut self) -> Option<()> {
+        if self.records.end != 0 {
+            return Some(());
+        }
         let mut span = SPAN;
         loop {
             let at = os::reserve(span);
             if !at.is_null() {
-                self.base = at.expose_provenance();
-                self.end = self.base + span;
-                self.next = self.base;
-                self.committed = self.base;
+                let base = at.expose_provenance();
+                BASE.store(base, Ordering::Relaxed);
+                let middle = base + span / 4;
+                self.slots = Part {
+                    next: base,
+                    committed: base,
+                    end: middle,
+                };
+                self.records = Part {
+                    next: middle,
+                    committed: middle,
+                    end: base + span,
+                };
                 return Some(());
             }
             // Address space is short: leave most of what there is to the arenas.
@@ -142,6 +181,20 @@ impl Pool {
             }
         }
     }
+}
+
+/// A record's place in the pool, in units of 64 bytes: a name of 32 bits that never
+/// is `u32::MAX`.
+#[inline]
+pub fn index_of(record: *const u8) -> u32 {
+    ((record as usize).wrapping_sub(BASE.load(Ordering::Relaxed)) >> SMALLEST_SHIFT) as u32
+}
+
+/// The record at a place.
+#[inline]
+pub fn at(index: u32) -> *mut u8 {
+    let base = BASE.load(Ordering::Relaxed);
+    ptr::with_exposed_provenance_mut(base + ((index as usize) << SMALLEST_SHIFT))
 }
 
 /// Runs `f` on the pool's lock: for the fork handlers.

@@ -143,6 +143,13 @@ impl Page {
         arena::address_of(self)
     }
 
+    /// The node whose memory the page is.
+    #[inline]
+    pub fn node(&self) -> usize {
+        let frame = arena::frame_of(self);
+        frame.arena.block(frame.index).node()
+    }
+
     /// The first page of the order that this page is part of. For pages of
     /// [`crate::alloc_pages`] (slabs are such); a run's first page is itself.
     #[inline]
@@ -263,6 +270,23 @@ impl PageList {
         let page = self.last()?;
         self.remove(page);
         Some(page)
+    }
+
+    /// Makes the list whole again after its owner disappeared in the middle of an
+    /// operation (the child of a fork). The links forward from the head are whole at
+    /// each step of the operations above; everything else follows from them.
+    pub(crate) fn repair(&mut self) {
+        let mut len = 0;
+        let mut last = ptr::null_mut();
+        let mut at = self.head.load(Relaxed);
+        while let Some(page) = arena::record(at) {
+            page.prev.store(last, Relaxed);
+            len += 1;
+            last = at;
+            at = page.next.load(Relaxed);
+        }
+        self.tail.store(last, Relaxed);
+        self.len.store(len, Relaxed);
     }
 
     /// The pages from head to tail. The list must not change meanwhile.

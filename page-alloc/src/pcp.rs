@@ -27,6 +27,8 @@ const MAX_BATCH_PAGES: usize = 32;
 /// Pages of one order and type above which a batch goes back.
 const HIGH_PAGES: usize = 64;
 
+// C layout: the registry's word must come first.
+#[repr(C)]
 struct Lists {
     /// The registry's.
     _index: usize,
@@ -43,15 +45,29 @@ static EPOCH: AtomicU64 = AtomicU64::new(0);
 
 /// Asks every slot to give its lists back on its next slow path.
 pub fn request_drain() {
-    // Release: whoever meets the new epoch also sees why it was asked for.
-    EPOCH.fetch_add(1, Ordering::Release);
+    post_drain(&EPOCH);
 }
 
-/// Whether a slot that last met `seen` has a request to meet; the protocol that
-/// the models check.
+/// Posts a request to drain; with [`drain_asked`] and [`drain_due`] the protocol
+/// that the models check.
+#[inline]
+pub fn post_drain<W: crate::sync::Word>(epoch: &W) {
+    // Release: whoever meets the new epoch also sees why it was asked for.
+    epoch.fetch_add(1, Ordering::Release);
+}
+
+/// Whether it looks as if there were a request: the fast paths' test, which orders
+/// nothing and is followed by [`drain_due`].
+#[inline]
+pub fn drain_asked<W: crate::sync::Word>(epoch: &W, seen: u64) -> bool {
+    epoch.load(Ordering::Relaxed) != seen
+}
+
+/// Whether a slot that last met `seen` has requests to meet: the epoch to remember
+/// before draining, so that a request posted meanwhile is met next time.
 #[inline]
 pub fn drain_due<W: crate::sync::Word>(epoch: &W, seen: u64) -> Option<u64> {
-    // Acquire: pairs with the release in `request_drain`.
+    // Acquire: pairs with the release in `post_drain`.
     let now = epoch.load(Ordering::Acquire);
     (now != seen).then_some(now)
 }
@@ -116,7 +132,7 @@ pub(crate) fn put(page: PageRef, cold: bool) {
         } else {
             list.push_front(page)
         }
-        if list.len() << o > HIGH_PAGES >> 1 || EPOCH.load(Ordering::Relaxed) != lists.epoch {
+        if list.len() << o > HIGH_PAGES >> 1 || drain_asked(&EPOCH, lists.epoch) {
             flush(lists, o, m);
         }
         return;
@@ -210,6 +226,15 @@ pub fn cached_pages() -> usize {
 /// # Safety
 /// Only the forking thread may run.
 pub(crate) unsafe fn after_fork() {
+    let mine = slot::page_lists();
+    // A thread that is gone may have been in the middle of a list operation.
+    REGISTRY.for_each(|record| {
+        if record.as_ptr() != mine {
+            // SAFETY: as promised, nobody else uses the record.
+            let lists = unsafe { &mut *record.as_ptr().cast::<Lists>() };
+            lists.lists.iter_mut().flatten().for_each(PageList::repair);
+        }
+    });
     // SAFETY: as promised.
-    unsafe { REGISTRY.after_fork(slot::page_lists()) };
+    unsafe { REGISTRY.after_fork(mine) };
 }

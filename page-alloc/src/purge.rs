@@ -13,13 +13,14 @@
 //! A block that loses only a part of its pages is excluded from huge pages first,
 //! or khugepaged would fill it again; when all of it is free it is admitted again.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::arena::Frame;
 use crate::block::{BLOCK_DIRTY, BLOCK_HUGE, BLOCK_NO_HUGE};
 use crate::config;
 use crate::os;
 use crate::page::PageRef;
+use crate::sync::{FutexLock, Lock};
 use crate::types::{
     MAX_ORDER, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE,
 };
@@ -34,7 +35,9 @@ const BATCH: usize = 16;
 /// When the next look is due, in milliseconds of the coarse clock; 0 = nothing to
 /// give back.
 static DEADLINE: AtomicU64 = AtomicU64::new(0);
-static BUSY: AtomicBool = AtomicBool::new(false);
+/// Held by the thread that gives back: chunks of that thread's are on no list, so
+/// `fork` waits for it. Before the zones' locks.
+static PURGER: Lock<()> = Lock::new(());
 /// Blocks excluded from huge pages at a time: each may split a mapping in three.
 static EXCLUDED: AtomicU64 = AtomicU64::new(0);
 const MAX_EXCLUDED: u64 = 2048;
@@ -73,28 +76,35 @@ pub fn tick() {
 #[cold]
 fn look() {
     let now = os::now_ms();
-    if now < DEADLINE.load(Relaxed) || BUSY.swap(true, Relaxed) {
+    if now < DEADLINE.load(Relaxed) {
+        return;
+    }
+    let Some(_purger) = PURGER.try_lock() else {
+        return;
+    };
+    // Another thread may have looked since the test above.
+    if !pending() || now < DEADLINE.load(Relaxed) {
         return;
     }
     let mut again = false;
     for zone in zone::zones() {
-        let due = {
-            let zone = zone.lock();
-            zone.dirty_low.saturating_sub(KEEP)
+        let due = zone.lock().dirty_low.saturating_sub(KEEP);
+        let given = if due > 0 {
+            purge_zone(zone, due, TIMER_ORDER)
+        } else {
+            0
         };
-        if due > 0 {
-            purge_zone(zone, due, TIMER_ORDER);
-        }
         let mut zone = zone.lock();
         zone.dirty_low = zone.buddy.dirty_pages();
-        again |= zone.dirty_low > KEEP && due > 0;
+        // What was needed this time may not be next time. When nothing could be
+        // given back (small chunks, refusals), there is no use in looking again.
+        again |= zone.dirty_low > KEEP && (due == 0 || given > 0);
     }
     let next = match config::purge_ms() {
         Some(ms) if again => now + ms.max(1),
         _ => 0,
     };
     DEADLINE.store(next, Relaxed);
-    BUSY.store(false, Relaxed);
 }
 
 /// Gives back all free pages at once, whatever the delay; the calling thread's
@@ -102,107 +112,126 @@ fn look() {
 pub fn trim() -> usize {
     crate::pcp::drain_current();
     crate::pcp::request_drain();
-    let mut pages = 0;
-    for zone in zone::zones() {
-        pages += purge_zone(zone, usize::MAX, 0);
-    }
-    pages
+    let _purger = PURGER.lock();
+    zone::zones()
+        .iter()
+        .map(|zone| purge_zone(zone, usize::MAX, 0))
+        .sum()
 }
 
+/// Runs `f` on the purger's lock: for the fork handlers.
+pub(crate) fn with_raw_lock(f: impl FnOnce(&FutexLock)) {
+    // SAFETY: the raw lock is only marked, taken and released by the fork
+    // handlers, in pairs.
+    f(unsafe { PURGER.raw() });
+}
+
+/// Gives back about `most` pages, in chunks of `least_order` and up; returns how
+/// many.
 fn purge_zone(zone: &Zone, most: usize, least_order: u8) -> usize {
     // Kernel pages larger than ours bound what can be given back.
     let unit = (os::page_size() / PAGE_SIZE).trailing_zeros() as u8;
     let mut done = 0;
     for order in (least_order.max(unit)..=MAX_ORDER).rev() {
         while done < most {
-            let mut chunks: [Option<(Frame, u8)>; BATCH] = [None; BATCH];
-            let mut count = 0;
+            let mut chunks: [Option<Frame>; BATCH] = [None; BATCH];
             {
                 let mut zone = zone.lock();
                 let mut pages: [Option<PageRef>; BATCH] = [None; BATCH];
-                let found = zone.buddy.dirty_chunks(order, &mut pages);
-                for page in pages.iter().take(found).flatten() {
-                    if done >= most {
+                zone.buddy.dirty_chunks(order, &mut pages);
+                let mut left = most - done;
+                for (cell, page) in chunks.iter_mut().zip(pages.iter().flatten()) {
+                    if left == 0 {
                         break;
                     }
-                    let (frame, _) = zone.buddy.take_chunk(page);
-                    chunks[count] = Some((frame, order));
-                    count += 1;
-                    done += 1 << order;
+                    *cell = Some(zone.buddy.take_chunk(page).0);
+                    left = left.saturating_sub(1 << order);
                 }
             }
-            if count == 0 {
-                break;
-            }
-            let mut refused = 0;
-            for (frame, order) in chunks.iter().flatten().copied() {
-                let ok = discard(frame, order);
-                let mut zone = zone.lock();
-                zone.buddy.put(frame, order, !ok);
-                if ok {
-                    zone.counters.purged_pages += 1 << order;
+            let mut refused = false;
+            for frame in chunks.iter().flatten().copied() {
+                let left = most.saturating_sub(done);
+                let given = if order >= PAGEBLOCK_ORDER {
+                    discard_blocks(frame, order, left)
                 } else {
-                    refused += 1;
+                    discard_part(frame, order)
+                };
+                let mut zone = zone.lock();
+                // Whole blocks carry their state themselves.
+                let dirty = order < PAGEBLOCK_ORDER && given.is_none();
+                zone.buddy.put(frame, order, dirty);
+                match given {
+                    Some(pages) => {
+                        zone.counters.purged_pages += pages as u64;
+                        done += pages;
+                    }
+                    None => refused = true,
                 }
             }
-            if refused > 0 {
+            if refused {
                 // Locked memory or a sandbox: nothing will come of trying on.
                 return done;
+            }
+            if chunks[0].is_none() {
+                break;
             }
         }
     }
     done
 }
 
-/// Gives the memory of a chunk, which is on no list, back to the kernel.
-fn discard(frame: Frame, order: u8) -> bool {
+/// Gives the memory of dirty blocks of a chunk, which is on no list, back to the
+/// kernel: about `most` pages. Returns how many; `None` when the kernel refuses.
+fn discard_blocks(frame: Frame, order: u8, most: usize) -> Option<usize> {
     let Frame { arena, index } = frame;
-    if order >= PAGEBLOCK_ORDER {
-        let mut ok = true;
-        let mut from = index;
-        let end = index + (1usize << order);
-        // One call for each stretch of dirty blocks.
-        while from < end {
-            if !arena.block(from).flag(BLOCK_DIRTY) {
-                from += PAGEBLOCK_PAGES;
-                continue;
-            }
-            let mut to = from;
-            while to < end && arena.block(to).flag(BLOCK_DIRTY) {
-                to += PAGEBLOCK_PAGES;
-            }
-            // SAFETY: free pages on no list: nobody's.
-            if unsafe { os::discard(arena.address(from), (to - from) << PAGE_SHIFT) } {
-                for at in (from..to).step_by(PAGEBLOCK_PAGES) {
-                    let block = arena.block(at);
-                    block.set_flag(BLOCK_DIRTY, false);
-                    if block.flag(BLOCK_NO_HUGE) {
-                        block.set_flag(BLOCK_NO_HUGE, false);
-                        EXCLUDED.fetch_sub(1, Relaxed);
-                        // SAFETY: committed, whole kernel pages.
-                        let huge = unsafe { os::huge(arena.address(at), PAGEBLOCK_SIZE, true) };
-                        block.set_flag(BLOCK_HUGE, huge);
-                    }
-                }
-            } else {
-                ok = false;
-            }
-            from = to;
+    let end = index + (1usize << order);
+    let mut from = index;
+    let mut done = 0;
+    // One call for each stretch of dirty blocks.
+    while from < end && done < most {
+        if !arena.block(from).flag(BLOCK_DIRTY) {
+            from += PAGEBLOCK_PAGES;
+            continue;
         }
-        return ok;
+        let mut to = from;
+        while to < end && done + (to - from) < most && arena.block(to).flag(BLOCK_DIRTY) {
+            to += PAGEBLOCK_PAGES;
+        }
+        // SAFETY: free pages on no list: nobody's.
+        if !unsafe { os::discard(arena.address(from), (to - from) << PAGE_SHIFT) } {
+            return None;
+        }
+        for at in (from..to).step_by(PAGEBLOCK_PAGES) {
+            let block = arena.block(at);
+            if block.change_flags(BLOCK_DIRTY | BLOCK_NO_HUGE, 0) & BLOCK_NO_HUGE != 0 {
+                EXCLUDED.fetch_sub(1, Relaxed);
+                // SAFETY: committed, whole kernel pages.
+                let huge = unsafe { os::huge(arena.address(at), PAGEBLOCK_SIZE, true) };
+                block.set_flag(BLOCK_HUGE, huge);
+            }
+        }
+        done += to - from;
+        from = to;
     }
+    Some(done)
+}
+
+/// Gives the memory of a chunk inside a block, which is on no list, back to the
+/// kernel. Returns its pages; `None` when the kernel refuses or too many blocks
+/// would be excluded from huge pages.
+fn discard_part(frame: Frame, order: u8) -> Option<usize> {
+    let Frame { arena, index } = frame;
     let start = index & !(PAGEBLOCK_PAGES - 1);
     let block = arena.block(start);
     if block.flag(BLOCK_HUGE) {
         if EXCLUDED.fetch_add(1, Relaxed) >= MAX_EXCLUDED {
             EXCLUDED.fetch_sub(1, Relaxed);
-            return false;
+            return None;
         }
+        block.change_flags(BLOCK_HUGE, BLOCK_NO_HUGE);
         // SAFETY: committed, whole kernel pages.
         unsafe { os::huge(arena.address(start), PAGEBLOCK_SIZE, false) };
-        block.set_flag(BLOCK_HUGE, false);
-        block.set_flag(BLOCK_NO_HUGE, true);
     }
     // SAFETY: free pages on no list: nobody's.
-    unsafe { os::discard(arena.address(index), PAGE_SIZE << order) }
+    unsafe { os::discard(arena.address(index), PAGE_SIZE << order) }.then_some(1 << order)
 }

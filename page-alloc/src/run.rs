@@ -15,6 +15,9 @@ use crate::topology;
 use crate::types::{Migratetype, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_PAGES};
 use crate::zone::{self, ZoneInner};
 
+/// More pages than any address space has: sums below do not overflow.
+const MOST_PAGES: usize = usize::MAX >> (PAGE_SHIFT + 2);
+
 /// A run just taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
@@ -27,14 +30,15 @@ pub struct Run {
 /// Takes a run of `pages` pages whose address is a multiple of `align` bytes (a
 /// power of two). `None` when memory is out or the size absurd.
 pub fn alloc_run(pages: usize, align: usize, mt: Migratetype) -> Option<Run> {
-    if pages == 0 || pages > usize::MAX >> (PAGE_SHIFT + 2) {
+    if pages == 0 || pages > MOST_PAGES {
         return None;
     }
     purge::tick();
     let node = topology::current_node();
     let run = take(node, pages, align, mt).or_else(|| {
-        // Pages in this thread's lists may be what is missing.
+        // Pages in the threads' lists may be what is missing.
         pcp::drain_current();
+        pcp::request_drain();
         take(node, pages, align, mt)
     })?;
     Some(run)
@@ -128,12 +132,13 @@ pub fn free_run(page: PageRef) -> Result<(), PageError> {
     Ok(())
 }
 
-/// Cuts a run down to its first `pages` pages.
+/// Cuts a run down to its first `pages` pages. Nothing happens to what is no run in
+/// use.
 pub fn shrink_run(page: PageRef, pages: usize) {
     let frame = arena::frame_of(page);
     let mut zone = zone::zone_of(frame).lock();
     let have = run_pages(page);
-    if pages == 0 || pages >= have {
+    if page.kind() != PageKind::Run || pages == 0 || pages >= have {
         return;
     }
     let tail = Frame {
@@ -153,6 +158,9 @@ pub fn extend_run(page: PageRef, pages: usize) -> bool {
     let frame = arena::frame_of(page);
     let mut zone = zone::zone_of(frame).lock();
     let have = run_pages(page);
+    if page.kind() != PageKind::Run || pages > MOST_PAGES {
+        return false;
+    }
     if pages <= have {
         return true;
     }

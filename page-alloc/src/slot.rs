@@ -418,24 +418,18 @@ impl Registry {
         if let Some(index) = self.free.pop(&EntryLinks(self)) {
             return NonNull::new(self.entry(index as usize)?.record.load(Ordering::Acquire));
         }
-        let record = meta::alloc(self.bytes)?;
-        let index = self.count.fetch_add(1, Ordering::Relaxed);
-        let cell = self.chunks.get(index / CHUNK)?;
-        if cell.load(Ordering::Acquire).is_null() {
-            let fresh = meta::alloc(size_of::<[Entry; CHUNK]>())?;
-            let fresh = fresh.cast::<[Entry; CHUNK]>();
-            if cell
-                .compare_exchange(
-                    ptr::null_mut(),
-                    fresh.as_ptr(),
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                )
-                .is_err()
-            {
-                // SAFETY: ours, and published to nobody.
-                unsafe { meta::free(fresh.cast(), size_of::<[Entry; CHUNK]>()) };
-            }
+        // Room for its entry first: a record is never given back.
+        let mut index = self.count.load(Ordering::Acquire);
+        self.make_room(index)?;
+        let record = meta::alloc_slot(self.bytes)?;
+        while let Err(now) = self.count.compare_exchange_weak(
+            index,
+            index + 1,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            index = now;
+            self.make_room(index)?;
         }
         // SAFETY: the record is ours and at least one word long.
         unsafe { record.cast::<usize>().write(index) };
@@ -443,6 +437,28 @@ impl Registry {
             .record
             .store(record.as_ptr(), Ordering::Release);
         Some(record)
+    }
+
+    /// Makes sure that the entry `index` exists; `None` without memory, or when there
+    /// are too many.
+    fn make_room(&self, index: usize) -> Option<()> {
+        let cell = self.chunks.get(index / CHUNK)?;
+        if !cell.load(Ordering::Acquire).is_null() {
+            return Some(());
+        }
+        let fresh = meta::alloc(size_of::<[Entry; CHUNK]>())?;
+        let fresh = fresh.cast::<[Entry; CHUNK]>();
+        let raced = cell.compare_exchange(
+            ptr::null_mut(),
+            fresh.as_ptr(),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        if raced.is_err() {
+            // SAFETY: ours, and published to nobody.
+            unsafe { meta::free(fresh.cast(), size_of::<[Entry; CHUNK]>()) };
+        }
+        Some(())
     }
 
     /// Gives a record back for reuse.

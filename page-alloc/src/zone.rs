@@ -19,9 +19,10 @@ use crate::buddy::Buddy;
 use crate::config;
 use crate::page::{PageKind, PageRef};
 use crate::purge;
+use crate::run::run_pages;
 use crate::sync::Lock;
 use crate::topology::{self, MAX_NODES};
-use crate::types::{Migratetype, Order, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
+use crate::types::{MAX_ORDER, Migratetype, Order, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 
 /// Counters of one zone, monotonic.
 #[derive(Clone, Copy, Debug, Default)]
@@ -161,11 +162,7 @@ pub(crate) fn put_bulk(pages: impl Iterator<Item = PageRef>) {
 
 impl ZoneInner {
     fn take_easily(&mut self, order: u8, mt: Migratetype) -> Option<(Frame, bool)> {
-        let typed = if config::placement() {
-            mt
-        } else {
-            Migratetype::Unmovable
-        };
+        let typed = tag(mt);
         if order < PAGEBLOCK_ORDER
             && let Some(found) = self.buddy.take_typed(order, typed)
         {
@@ -276,6 +273,9 @@ impl ZoneInner {
         {
             return Some((frame, self.trim(frame, pages, order.pages(), dirty)));
         }
+        if let Some(found) = self.take_joined(pages, mt) {
+            return Some(found);
+        }
         if let Some(Growth {
             start,
             pages: fresh,
@@ -287,12 +287,43 @@ impl ZoneInner {
                 .put_range(start.arena, start.index + pages, start.index + fresh, false);
             return Some((start, false));
         }
-        if let Some(found) = self.take_stretch(node, pages, mt) {
-            return Some(found);
+        // Claim and steal choose their block; the search by address does not.
+        if let Some(order) = Order::for_pages(pages)
+            && let Some((frame, dirty)) = self.take_from_others(order.get(), mt)
+        {
+            return Some((frame, self.trim(frame, pages, order.pages(), dirty)));
         }
-        let order = Order::for_pages(pages)?;
-        let (frame, dirty) = self.take_from_others(order.get(), mt)?;
-        Some((frame, self.trim(frame, pages, order.pages(), dirty)))
+        let found = self.take_stretch(node, pages, mt);
+        if found.is_none() {
+            self.counters.failures += 1;
+        }
+        found
+    }
+
+    /// Takes a run of more than a block from free chunks that lie side by side: no
+    /// single chunk holds a run above the maximum order, or what a run of 33 MiB
+    /// left behind, and without this each such run would come from fresh memory.
+    fn take_joined(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
+        /// Chunks looked at: the largest come first.
+        const LOOKS: usize = 64;
+        if pages <= PAGEBLOCK_PAGES {
+            return None;
+        }
+        // A stretch of 2m pages holds an aligned chunk of m.
+        let least = (pages.ilog2() as u8 - 1).clamp(PAGEBLOCK_ORDER, MAX_ORDER);
+        let (frame, lead) = self.buddy.whole_chunks(least).take(LOOKS).find_map(|page| {
+            let frame = arena::frame_of(page);
+            let (from, to) = free_around(frame, pages, tag(mt));
+            // Start at a whole block where that is enough.
+            let whole = from.next_multiple_of(PAGEBLOCK_PAGES);
+            let start = if to - whole >= pages { whole } else { from };
+            (to - start >= pages).then_some((frame, start))
+        })?;
+        let start = Frame {
+            arena: frame.arena,
+            index: lead,
+        };
+        Some((start, self.take_range(start, pages, mt)))
     }
 
     /// Gives the pages of a chunk behind the first `keep` back; returns whether
@@ -334,9 +365,13 @@ impl ZoneInner {
                         return Some((frame, self.take_range(frame, pages, mt)));
                     }
                 } else {
-                    // A used run's length is not known from here: step by page.
-                    // Free chunks start at their own alignment, so none is missed.
-                    index += 1;
+                    // Lengths change under this lock only, so what is in use can be
+                    // stepped over; the rest (a chunk with the purger) by page.
+                    index += match page.kind() {
+                        PageKind::Run => run_pages(page).max(1),
+                        PageKind::Pages | PageKind::Slab | PageKind::Cached => 1 << page.order(),
+                        _ => 1,
+                    };
                     from = index;
                 }
             }
@@ -401,11 +436,51 @@ impl ZoneInner {
     }
 }
 
+/// The type that blocks get for pages of type `mt`: one for all without placement.
+fn tag(mt: Migratetype) -> Migratetype {
+    if config::placement() {
+        mt
+    } else {
+        Migratetype::Unmovable
+    }
+}
+
 /// Gives wholly free blocks the type of the run that is about to use them.
 fn retag(frame: Frame, pages: usize, mt: Migratetype) {
     for index in (frame.index..frame.index + pages).step_by(PAGEBLOCK_PAGES) {
-        frame.arena.block(index).set_migratetype(mt);
+        frame.arena.block(index).set_migratetype(tag(mt));
     }
+}
+
+/// The free pages [from, to) around the free chunk at `frame`, in whole blocks and in
+/// chunks of blocks of the type `tag`. Stops when there are `enough`.
+fn free_around(frame: Frame, enough: usize, tag: Migratetype) -> (usize, usize) {
+    let Frame { arena, index } = frame;
+    let (start, end) = arena.bounds(index);
+    let order_at = |at: usize| {
+        let page = arena.page(at);
+        let fits = page.kind() == PageKind::Free
+            && (page.order() >= PAGEBLOCK_ORDER || arena.block(at).migratetype() == tag);
+        fits.then(|| page.order())
+    };
+    let (mut from, mut to) = (index, index);
+    while to < end
+        && to - from < enough
+        && let Some(order) = order_at(to)
+    {
+        to += 1 << order;
+    }
+    while to - from < enough {
+        // The chunk that ends here starts at one of the alignments below.
+        let orders = 0..=from.trailing_zeros().min(u32::from(MAX_ORDER)) as u8;
+        let before = orders
+            .map(|order| (order, 1usize << order))
+            .filter(|(_, n)| from >= start + n)
+            .find(|(order, n)| order_at(from - n) == Some(*order));
+        let Some((_, pages)) = before else { break };
+        from -= pages;
+    }
+    (from, to)
 }
 
 /// Splits [frame, frame + pages) at block boundaries.

@@ -1,0 +1,3 @@
+//! Settings.
+/// Reads the settings once.
+pub fn settings() {}

@@ -1,0 +1,123 @@
+//! Large objects: runs of whole pages, trimmed to the page.
+//!
+//! The granule of the run's first byte carries [`granule::LARGE`]; the length
+//! lives in the page's record.
+
+use core::ptr;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use page_alloc::{
+    Migratetype, PAGE_SHIFT, PAGE_SIZE, PageKind, PageRef, alloc_run, extend_run, free_run,
+    granule, os, page_of, run_pages, shrink_run, stale_ranges,
+};
+
+use crate::misuse;
+
+/// From so many bytes on, moving page tables beats copying.
+const REMAP_FROM: usize = 256 << 10;
+
+static LIVE_BYTES: AtomicU64 = AtomicU64::new(0);
+static GROWN_IN_PLACE: AtomicU64 = AtomicU64::new(0);
+static REMAPPED: AtomicU64 = AtomicU64::new(0);
+static COPIED: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes in large objects in use.
+pub fn live_bytes() -> u64 {
+    LIVE_BYTES.load(Relaxed)
+}
+
+/// How reallocations of large objects went: in place, by moving page tables, by
+/// copying.
+pub fn realloc_counts() -> (u64, u64, u64) {
+    (
+        GROWN_IN_PLACE.load(Relaxed),
+        REMAPPED.load(Relaxed),
+        COPIED.load(Relaxed),
+    )
+}
+
+fn pages(bytes: usize) -> usize {
+    (bytes >> PAGE_SHIFT) + usize::from(bytes & (PAGE_SIZE - 1) != 0)
+}
+
+/// Takes a large object; null without memory. With `zero`, its first `bytes` bytes
+/// read as zero, and pages known to be zero are not touched.
+pub fn alloc(bytes: usize, align: usize, zero: bool) -> *mut u8 {
+    let Some(run) = alloc_run(pages(bytes).max(1), align, Migratetype::Large) else {
+        return ptr::null_mut();
+    };
+    let p = run.page.address();
+    if zero && !run.zeroed {
+        for (from, to) in stale_ranges(run.page) {
+            // SAFETY: the range lies in the run, which is ours.
+            unsafe { p.add(from).write_bytes(0, to - from) };
+        }
+    }
+    LIVE_BYTES.fetch_add((run_pages(run.page) << PAGE_SHIFT) as u64, Relaxed);
+    // SAFETY: the run lies in an arena.
+    unsafe { granule::cell_of_object(p) }.store(granule::LARGE, Relaxed);
+    p
+}
+
+fn run_at(p: *const u8) -> Option<PageRef> {
+    page_of(p).filter(|page| page.kind() == PageKind::Run)
+}
+
+/// Bytes of the large object at `p`, whose granule says that it is one.
+pub fn usable_size(p: *const u8) -> usize {
+    run_at(p).map_or(0, |page| run_pages(page) << PAGE_SHIFT)
+}
+
+/// Gives a large object back.
+///
+/// # Safety
+/// `p`'s granule must carry [`granule::LARGE`], and nothing may use the object.
+pub unsafe fn free(p: *mut u8) {
+    let bytes = usable_size(p);
+    // SAFETY: an object in an arena, by its mark.
+    unsafe { granule::cell_of_object(p) }.store(0, Relaxed);
+    LIVE_BYTES.fetch_sub(bytes as u64, Relaxed);
+    if run_at(p).is_none_or(|page| free_run(page).is_err()) {
+        misuse::report("double free of a large object:", p);
+    }
+}
+
+/// Resizes a large object to `bytes` (which stays large): in place, by moving page
+/// tables, or by copying. Null without memory; the object is then unchanged.
+///
+/// # Safety
+/// As [`free`]; on success the old pointer is gone.
+pub unsafe fn realloc(p: *mut u8, bytes: usize) -> *mut u8 {
+    let Some(page) = run_at(p) else {
+        return ptr::null_mut();
+    };
+    let (have, want) = (run_pages(page), pages(bytes));
+    if want <= have {
+        shrink_run(page, want);
+        LIVE_BYTES.fetch_sub(((have - want) << PAGE_SHIFT) as u64, Relaxed);
+        return p;
+    }
+    if extend_run(page, want) {
+        GROWN_IN_PLACE.fetch_add(1, Relaxed);
+        LIVE_BYTES.fetch_add(((want - have) << PAGE_SHIFT) as u64, Relaxed);
+        return p;
+    }
+    let old = have << PAGE_SHIFT;
+    let new = alloc(bytes, PAGE_SIZE, false);
+    if new.is_null() {
+        return new;
+    }
+    // SAFETY: both runs are ours, whole pages, and do not overlap; the new one is
+    // larger.
+    unsafe {
+        let whole = old & !(os::page_size() - 1) == old;
+        if old >= REMAP_FROM && whole && os::move_pages(p, new, old) {
+            REMAPPED.fetch_add(1, Relaxed);
+        } else {
+            COPIED.fetch_add(1, Relaxed);
+            ptr::copy_nonoverlapping(p, new, old);
+        }
+        free(p);
+    }
+    new
+}

@@ -1,0 +1,163 @@
+//! All caches of the process, by id.
+//!
+//! A backend's cache record begins with a [`CacheHead`]; the registry maps the id
+//! to it, whatever the backend. `free` of an arbitrary pointer, statistics, fork
+//! and reports go through here.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use page_alloc::granule;
+use page_alloc::sync::{FutexLock, Lock};
+
+use crate::cache::{CacheDesc, CacheInfo, Corruption};
+
+/// Ids run from 1 to below this.
+pub const MAX_CACHES: usize = 1024;
+
+/// Calls the given function with each lock of a cache.
+pub type LockWalk = fn(&CacheHead, &mut dyn FnMut(&FutexLock));
+
+/// What the registry asks of a backend, for any of its caches.
+#[derive(Debug)]
+pub struct Backend {
+    /// The backend's name.
+    pub name: &'static str,
+    /// A snapshot of a cache.
+    pub info: fn(&CacheHead) -> CacheInfo,
+    /// Gives back what is free; pages.
+    pub shrink: fn(&CacheHead) -> usize,
+    /// Checks a cache.
+    pub validate: fn(&CacheHead) -> Result<(), Corruption>,
+    /// Calls back with each lock of a cache, in lock order.
+    pub locks: LockWalk,
+    /// The child's part after fork: other threads' slots become free.
+    ///
+    /// # Safety
+    /// Only in the child, before it starts threads.
+    pub after_fork: unsafe fn(),
+    /// Gives the calling thread's queues of all caches back to the slabs.
+    pub drain_thread: fn(),
+}
+
+/// The head of each backend's cache record.
+#[derive(Debug)]
+#[repr(C)]
+pub struct CacheHead {
+    /// The backend whose record this is.
+    pub backend: &'static Backend,
+    /// The cache's id, from 1.
+    pub id: u32,
+    /// Bytes asked for an object.
+    pub size: u32,
+    /// Distance between objects.
+    pub stride: u32,
+    /// Alignment of objects.
+    pub align: u32,
+    name: [u8; 32],
+}
+
+impl CacheHead {
+    /// A head for a description whose layout is `(align, stride)`; the id follows
+    /// from [`register`].
+    pub fn new(
+        backend: &'static Backend,
+        desc: &CacheDesc<'_>,
+        (align, stride): (usize, usize),
+    ) -> Self {
+        let mut name = [0; 32];
+        let mut n = desc.name.len().min(31);
+        while !desc.name.is_char_boundary(n) {
+            n -= 1;
+        }
+        name[..n].copy_from_slice(&desc.name.as_bytes()[..n]);
+        Self {
+            backend,
+            id: 0,
+            size: desc.size as u32,
+            stride: stride as u32,
+            align: align as u32,
+            name,
+        }
+    }
+
+    /// The cache's name.
+    pub fn name(&self) -> &str {
+        let n = self
+            .name
+            .iter()
+            .position(|b| *b == 0)
+            .unwrap_or(self.name.len());
+        core::str::from_utf8(&self.name[..n]).unwrap_or("?")
+    }
+}
+
+static CACHES: [AtomicPtr<CacheHead>; MAX_CACHES] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; MAX_CACHES];
+/// Object sizes by granule byte: what realloc and usable_size need, in one line of
+/// cache or two. 0 for bytes that are no cache's.
+static SIZES: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
+static REGISTER: Lock<()> = Lock::new(());
+
+/// Gives a cache record an id and makes it known. `None` when all are taken.
+///
+/// # Safety
+/// `head` must be the first field of a cache record of its backend that stays
+/// valid until [`unregister`], and that nobody else uses yet.
+pub unsafe fn register(mut head: NonNull<CacheHead>) -> Option<u32> {
+    let _guard = REGISTER.lock();
+    let reserved = [granule::LARGE as usize, granule::EXTENDED as usize];
+    let id = (1..MAX_CACHES)
+        .filter(|id| !reserved.contains(id))
+        .find(|id| CACHES[*id].load(Ordering::Relaxed).is_null())?;
+    // SAFETY: the caller owns the record until it is published below.
+    let stride = unsafe {
+        head.as_mut().id = id as u32;
+        head.as_ref().stride
+    };
+    if let Some(size) = SIZES.get(id) {
+        size.store(stride, Ordering::Relaxed);
+    }
+    // Release: publishes the record to `get`.
+    CACHES[id].store(head.as_ptr(), Ordering::Release);
+    Some(id as u32)
+}
+
+/// Forgets a cache.
+pub fn unregister(id: u32) {
+    let _guard = REGISTER.lock();
+    if let Some(size) = SIZES.get(id as usize) {
+        size.store(0, Ordering::Relaxed);
+    }
+    CACHES[id as usize].store(ptr::null_mut(), Ordering::Release);
+}
+
+/// The head of the cache with this id.
+#[inline]
+pub fn get(id: u32) -> Option<&'static CacheHead> {
+    // Acquire: pairs with the release in `register`.
+    let head = CACHES.get(id as usize)?.load(Ordering::Acquire);
+    // SAFETY: registered heads stay valid until they are unregistered, and ids
+    // reach this place only from objects in use, whose cache cannot be destroyed.
+    unsafe { head.as_ref() }
+}
+
+/// The object size that a granule byte stands for; 0 when it is no cache's.
+#[inline(always)]
+pub fn size_of_byte(byte: u8) -> usize {
+    SIZES[byte as usize].load(Ordering::Relaxed) as usize
+}
+
+/// Calls `f` with every cache, by id.
+pub fn for_each(mut f: impl FnMut(&'static CacheHead)) {
+    for id in 1..MAX_CACHES as u32 {
+        if let Some(head) = get(id) {
+            f(head);
+        }
+    }
+}
+
+pub(crate) fn with_raw_lock(f: impl FnOnce(&FutexLock)) {
+    // SAFETY: the fork handlers mark, take and release raw locks in pairs.
+    f(unsafe { REGISTER.raw() });
+}

@@ -1,0 +1,741 @@
+//! A cache: its record, its nodes' slabs, and the slow paths.
+//!
+//! Lock order: a node's lock, then the page layer's. At most one node's lock is
+//! held at a time; slabs are made and given back outside of it.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use page_alloc::sync::Lock;
+use page_alloc::topology::MAX_NODES;
+use page_alloc::{
+    Migratetype, Order, PAGE_SIZE, PageList, PageRef, alloc_pages, free_pages, granule, meta,
+    page_of, purge, slot, topology,
+};
+use slab_api::registry::{self, Backend, CacheHead};
+use slab_api::{
+    CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, ObjectCache,
+};
+
+use crate::depot::Depot;
+use crate::magazine::{MAX_CAPACITY, MAX_LEVEL, Magazine, MagazineLinks};
+use crate::slab;
+use crate::slot::{self as slots, SlotRef};
+
+/// Bytes of objects that a magazine of the largest level may hold.
+const MAGAZINE_BYTES: usize = 16 << 10;
+/// Bytes of objects that a depot may hold in full magazines.
+const DEPOT_BYTES: usize = 128 << 10;
+/// Misses at one level before the next magazines are larger.
+const GROW_AFTER: u32 = 8;
+
+/// Slabs of one node.
+#[derive(Debug)]
+struct Node {
+    /// Slabs with free objects and objects in use or queued.
+    partial: PageList,
+    /// Slabs whose objects are all free.
+    empty: PageList,
+    slabs: usize,
+    /// Free objects in all slabs.
+    free: usize,
+}
+
+/// Events of the slow paths.
+#[derive(Debug, Default)]
+struct Counters {
+    spare_swap: AtomicU64,
+    depot_get: AtomicU64,
+    depot_put: AtomicU64,
+    refill: AtomicU64,
+    flush: AtomicU64,
+    whole_slab_take: AtomicU64,
+    alien_flush: AtomicU64,
+    new_slab: AtomicU64,
+    discard_slab: AtomicU64,
+    grow_queue: AtomicU64,
+    trim_depot: AtomicU64,
+}
+
+#[repr(C)]
+struct Record {
+    head: CacheHead,
+    order: Order,
+    objects: usize,
+    max_level: u8,
+    /// Empty slabs that a node keeps.
+    keep_empty: usize,
+    migratetype: Migratetype,
+    constructor: Option<Constructor>,
+    depot: Depot<AtomicU64>,
+    counters: Counters,
+    nodes: [Lock<Node>; MAX_NODES],
+}
+
+static BACKEND: Backend = Backend {
+    name: "unified",
+    info: |head| of(head).info(),
+    shrink: |head| of(head).shrink(),
+    validate: |head| of(head).validate(),
+    locks: |head, f| {
+        for node in &of(head).0.nodes {
+            // SAFETY: only the fork handlers get it, and they use it in pairs.
+            f(unsafe { node.raw() });
+        }
+    },
+    after_fork: slots::after_fork,
+    drain_thread: || {
+        if let Some(slot) = SlotRef::existing() {
+            drain_slot(slot);
+        }
+    },
+};
+
+fn of(head: &CacheHead) -> Unified {
+    debug_assert!(core::ptr::eq(head.backend, &raw const BACKEND));
+    // SAFETY: a head with this backend is the first field of a Record, which stays
+    // valid while it is registered.
+    Unified(unsafe { &*core::ptr::from_ref(head).cast::<Record>() })
+}
+
+/// A cache of the unified backend.
+#[derive(Clone, Copy)]
+pub struct Unified(&'static Record);
+
+impl core::fmt::Debug for Unified {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("Unified").field(&self.0.head).finish()
+    }
+}
+
+fn bump(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+impl Unified {
+    fn record_bytes() -> usize {
+        size_of::<Record>()
+    }
+
+    fn depot_limit(self) -> u64 {
+        let magazine = MAX_CAPACITY
+            .min(MAGAZINE_BYTES / self.0.head.stride as usize)
+            .max(1);
+        (DEPOT_BYTES / (magazine * self.0.head.stride as usize)).clamp(1, 16) as u64
+    }
+
+    /// Makes a slab, all of whose objects are free; it is on no list.
+    #[cold]
+    fn new_slab(self) -> Option<PageRef> {
+        let head = alloc_pages(self.0.order, self.0.migratetype)?;
+        slab::init(head, self.id(), self.0.head.stride as usize);
+        if let Some(constructor) = self.0.constructor {
+            // SAFETY: each is an object of the fresh slab, which nobody else has.
+            slab::for_each_free(head, |p| unsafe { constructor(p) });
+        }
+        bump(&self.0.counters.new_slab);
+        Some(head)
+    }
+
+    /// Fills `out` from the slabs of `node`; returns how many.
+    fn take(self, node: usize, out: &mut [*mut u8]) -> usize {
+        let mut node = self.0.nodes[node].lock();
+        let mut got = 0;
+        while got < out.len() {
+            let (head, was_empty) = match node.partial.first() {
+                Some(head) => (head, false),
+                None => match node.empty.pop_front() {
+                    Some(head) => (head, true),
+                    None => break,
+                },
+            };
+            let n = slab::take(head, &mut out[got..]);
+            got += n;
+            node.free -= n;
+            let left = slab::free_objects(head);
+            if left == 0 {
+                bump(&self.0.counters.whole_slab_take);
+                if !was_empty {
+                    node.partial.remove(head);
+                }
+            } else if was_empty {
+                node.partial.push_front(head);
+            } else if n == 0 {
+                break;
+            }
+        }
+        got
+    }
+
+    /// Takes objects from the slabs: the own node's, other nodes', new ones.
+    fn take_objects(self, node: usize, out: &mut [*mut u8]) -> usize {
+        let nodes = topology::nodes();
+        let got = self.take(node, out);
+        if got > 0 {
+            return got;
+        }
+        // Other threads may empty a new slab before this one gets to it.
+        for _ in 0..16 {
+            let Some(head) = self.new_slab() else { break };
+            let home = head.node();
+            {
+                let mut node = self.0.nodes[home].lock();
+                node.slabs += 1;
+                node.free += self.0.objects;
+                node.empty.push_front(head);
+            }
+            let got = self.take(home, out);
+            if got > 0 {
+                return got;
+            }
+        }
+        (1..nodes)
+            .map(|i| self.take((node + i) % nodes, out))
+            .find(|n| *n > 0)
+            .unwrap_or(0)
+    }
+
+    /// Gives objects to their slabs, a slab at a time, under one hold of the lock
+    /// for those of one node in a row. Slabs that empty beyond what a node keeps go
+    /// back to the page layer.
+    fn give(self, objects: &[*mut u8], own_node: usize) {
+        let mut rest = objects;
+        while let Some(first) = rest.first() {
+            let Some(page) = page_of(*first) else { return };
+            let home = page.head().node();
+            if home != own_node {
+                bump(&self.0.counters.alien_flush);
+            }
+            let mut discard: [Option<PageRef>; 8] = [None; 8];
+            let mut discards = 0;
+            {
+                let mut node = self.0.nodes[home].lock();
+                while let Some(first) = rest.first() {
+                    let Some(page) = page_of(*first) else { break };
+                    let head = page.head();
+                    if head.node() != home || discards == discard.len() {
+                        break;
+                    }
+                    let start = head.address() as usize;
+                    let bytes = PAGE_SIZE << head.order();
+                    let mut n = 0;
+                    while let Some(p) = rest.first()
+                        && (*p as usize).wrapping_sub(start) < bytes
+                        && let Some(page) = page_of(*p)
+                    {
+                        slab::put(page, *p);
+                        n += 1;
+                        rest = &rest[1..];
+                    }
+                    if self.note_free(&mut node, head, n) {
+                        discard[discards] = Some(head);
+                        discards += 1;
+                    }
+                }
+            }
+            for head in discard.iter().flatten() {
+                bump(&self.0.counters.discard_slab);
+                let _ = free_pages(head);
+            }
+        }
+    }
+
+    /// Corrects a slab's counts and list after `n` of its objects were freed. True
+    /// when the slab is on no list any more and its pages are to be given back.
+    fn note_free(self, node: &mut Node, head: PageRef, n: usize) -> bool {
+        let before = slab::add_free(head, n);
+        node.free += n;
+        let total = slab::objects(head);
+        if before + n < total {
+            if before == 0 {
+                node.partial.push_front(head);
+            }
+            return false;
+        }
+        if before > 0 {
+            node.partial.remove(head);
+        }
+        if node.empty.len() < self.0.keep_empty {
+            node.empty.push_front(head);
+            return false;
+        }
+        node.slabs -= 1;
+        node.free -= total;
+        true
+    }
+
+    /// A magazine for this slot: from the depot, or new, at the slot's level.
+    fn empty_magazine(self, slot: SlotRef) -> Option<Magazine> {
+        let level = slot.cold(self.id()).level.load(Relaxed);
+        if let Some(index) = self.0.depot.take_empty(&MagazineLinks)
+            && let Some(magazine) = Magazine::from_index(index)
+        {
+            if magazine.capacity() >= Magazine::capacity_of_level(level) {
+                return Some(magazine);
+            }
+            magazine.delete();
+        }
+        Magazine::new(level)
+    }
+
+    /// Counts a miss of the queue; the next magazines are larger when it misses
+    /// often.
+    fn note_miss(self, slot: SlotRef) {
+        let cold = slot.cold(self.id());
+        let misses = cold.misses.load(Relaxed) + 1;
+        let level = cold.level.load(Relaxed);
+        if misses >= GROW_AFTER && level < self.0.max_level {
+            cold.level.store(level + 1, Relaxed);
+            cold.misses.store(0, Relaxed);
+            bump(&self.0.counters.grow_queue);
+        } else {
+            cold.misses.store(misses, Relaxed);
+        }
+    }
+
+    /// The main magazine, replaced by a larger one when the level has moved on. It
+    /// must be empty.
+    fn main_of_level(self, slot: SlotRef, main: Option<Magazine>) -> Option<Magazine> {
+        let want = Magazine::capacity_of_level(slot.cold(self.id()).level.load(Relaxed));
+        match main {
+            Some(main) if main.capacity() >= want => Some(main),
+            Some(main) => match self.empty_magazine(slot) {
+                Some(larger) => {
+                    main.delete();
+                    Some(larger)
+                }
+                None => Some(main),
+            },
+            None => self.empty_magazine(slot),
+        }
+    }
+
+    /// The main magazine is empty: swaps it for the spare one, or for a full one of
+    /// the depot, or fills it from slabs.
+    fn refill(self, slot: SlotRef) -> *mut u8 {
+        let id = self.id();
+        let main = slot.take_main(id);
+        if let Some(spare) = slot.take_spare(id) {
+            if spare.count() > 0 {
+                bump(&self.0.counters.spare_swap);
+                slot.set_main(id, spare);
+                if let Some(main) = main {
+                    slot.set_spare(id, main);
+                }
+                return slot.pop(id);
+            }
+            slot.set_spare(id, spare);
+        }
+        self.note_miss(slot);
+        if let Some(index) = self.0.depot.take_full(&MagazineLinks)
+            && let Some(full) = Magazine::from_index(index)
+        {
+            bump(&self.0.counters.depot_get);
+            if let Some(main) = main {
+                self.0.depot.put_empty(&MagazineLinks, main.index());
+            }
+            slot.set_main(id, full);
+            return slot.pop(id);
+        }
+        let Some(mut main) = self.main_of_level(slot, main) else {
+            return self.take_one(slot.node());
+        };
+        bump(&self.0.counters.refill);
+        let entries = main.entries();
+        let got = self.take_objects(slot.node(), entries);
+        // Taken from the top: the lowest address comes first.
+        entries[..got].reverse();
+        main.set_count(got);
+        slot.set_main(id, main);
+        slot.pop(id)
+    }
+
+    /// One object from the slabs, without a slot.
+    fn take_one(self, node: usize) -> *mut u8 {
+        let mut out = [core::ptr::null_mut()];
+        self.take_objects(node, &mut out);
+        out[0]
+    }
+
+    /// The main magazine is full: swaps it for the empty spare one, or leaves it in
+    /// the depot, or flushes it to the slabs; then takes `p`.
+    fn flush(self, slot: SlotRef, p: *mut u8) {
+        let id = self.id();
+        let main = slot.take_main(id);
+        if let Some(spare) = slot.take_spare(id) {
+            if spare.count() < spare.capacity() {
+                bump(&self.0.counters.spare_swap);
+                slot.set_main(id, spare);
+                if let Some(main) = main {
+                    slot.set_spare(id, main);
+                }
+                slot.push(id, p);
+                return;
+            }
+            // Both are full: the spare one, with the colder objects, leaves.
+            self.note_miss(slot);
+            if let Some(main) = main {
+                slot.set_spare(id, main);
+            }
+            let next = self.unload(slot, spare);
+            slot.set_main(id, next);
+            slot.push(id, p);
+            return;
+        }
+        // A second magazine only once one has proved too small.
+        self.note_miss(slot);
+        if let Some(next) = self.empty_magazine(slot) {
+            if let Some(main) = main {
+                slot.set_spare(id, main);
+            }
+            slot.set_main(id, next);
+            slot.push(id, p);
+        } else {
+            if let Some(main) = main {
+                slot.set_main(id, main);
+            }
+            self.give(&[p], slot.node());
+        }
+    }
+
+    /// Empties a full magazine: whole into the depot if that has room, else object
+    /// by object into the slabs. Returns an empty magazine.
+    fn unload(self, slot: SlotRef, mut full: Magazine) -> Magazine {
+        // Only magazines of the last size: whoever trades has proved to need it, and
+        // the depot's content follows from its count.
+        if full.capacity() == Magazine::capacity_of_level(self.0.max_level)
+            && let Some(empty) = self.empty_magazine(slot)
+        {
+            if self
+                .0
+                .depot
+                .put_full(&MagazineLinks, full.index(), self.depot_limit())
+            {
+                bump(&self.0.counters.depot_put);
+                empty.set_count(0);
+                return empty;
+            }
+            self.0.depot.put_empty(&MagazineLinks, empty.index());
+        }
+        bump(&self.0.counters.flush);
+        let count = full.count();
+        let entries = &mut full.entries()[..count];
+        entries.sort_unstable();
+        self.give(entries, slot.node());
+        full.set_count(0);
+        match self.main_of_level(slot, Some(full)) {
+            Some(magazine) => {
+                magazine.set_count(0);
+                magazine
+            }
+            None => full,
+        }
+    }
+
+    /// Gives a slot's objects of this cache to the slabs, and its magazines back.
+    fn drain(self, slot: SlotRef) {
+        let id = self.id();
+        for mut magazine in [slot.take_main(id), slot.take_spare(id)]
+            .into_iter()
+            .flatten()
+        {
+            let count = magazine.count();
+            self.give(&magazine.entries()[..count], slot.node());
+            magazine.set_count(0);
+            magazine.delete();
+        }
+        slot.cold(id).level.store(0, Relaxed);
+        slot.cold(id).misses.store(0, Relaxed);
+    }
+
+    fn drain_depot(self) {
+        while let Some(mut magazine) = self
+            .0
+            .depot
+            .take_full(&MagazineLinks)
+            .and_then(Magazine::from_index)
+        {
+            bump(&self.0.counters.trim_depot);
+            let count = magazine.count();
+            self.give(&magazine.entries()[..count], 0);
+            magazine.set_count(0);
+            magazine.delete();
+        }
+        while let Some(magazine) = self
+            .0
+            .depot
+            .take_empty(&MagazineLinks)
+            .and_then(Magazine::from_index)
+        {
+            magazine.delete();
+        }
+    }
+
+    fn free_empty_slabs(self) -> usize {
+        let mut pages = 0;
+        for node in &self.0.nodes {
+            loop {
+                let head = {
+                    let mut node = node.lock();
+                    let Some(head) = node.empty.pop_front() else {
+                        break;
+                    };
+                    node.slabs -= 1;
+                    node.free -= slab::objects(head);
+                    head
+                };
+                bump(&self.0.counters.discard_slab);
+                pages += self.0.order.pages();
+                let _ = free_pages(head);
+            }
+        }
+        pages
+    }
+}
+
+/// Gives everything that a slot holds to the slabs.
+pub(crate) fn drain_slot(slot: SlotRef) {
+    registry::for_each(|head| {
+        if core::ptr::eq(head.backend, &raw const BACKEND) {
+            of(head).drain(slot);
+        }
+    });
+}
+
+impl ObjectCache for Unified {
+    const BACKEND: &'static str = "unified";
+
+    fn create(desc: &CacheDesc<'_>) -> Result<Self, CacheError> {
+        let (align, stride) = desc.layout()?;
+        let order = slab::order_for(stride);
+        let max_level = (0..=MAX_LEVEL)
+            .rev()
+            .find(|level| Magazine::capacity_of_level(*level) * stride <= MAGAZINE_BYTES)
+            .unwrap_or(0);
+        let memory = meta::alloc(Self::record_bytes()).ok_or(CacheError::NoMemory)?;
+        let record = memory.cast::<Record>();
+        let zero = || AtomicU64::new(0);
+        // SAFETY: the memory is large and aligned enough, and ours.
+        unsafe {
+            record.write(Record {
+                head: CacheHead::new(&BACKEND, desc, (align, stride)),
+                order,
+                objects: order.bytes() / stride,
+                max_level,
+                keep_empty: ((16 << 10) >> order.bytes().ilog2()).max(1),
+                migratetype: desc.migratetype,
+                constructor: desc.constructor,
+                depot: Depot::new(zero(), zero(), zero()),
+                counters: Counters::default(),
+                nodes: [const {
+                    Lock::new(Node {
+                        partial: PageList::new(),
+                        empty: PageList::new(),
+                        slabs: 0,
+                        free: 0,
+                    })
+                }; MAX_NODES],
+            });
+            if registry::register(record.cast()).is_none() {
+                meta::free(memory, Self::record_bytes());
+                return Err(CacheError::TooMany);
+            }
+            Ok(Self(record.as_ref()))
+        }
+    }
+
+    #[inline]
+    fn from_id(id: u32) -> Option<Self> {
+        let head = registry::get(id)?;
+        core::ptr::eq(head.backend, &raw const BACKEND).then(|| of(head))
+    }
+
+    #[inline(always)]
+    fn id(self) -> u32 {
+        self.0.head.id
+    }
+
+    #[inline(always)]
+    fn try_alloc(id: u32) -> *mut u8 {
+        let p = slots::pop(id);
+        if !p.is_null() {
+            // SAFETY: an object of a slab, in an arena, that is now ours.
+            return unsafe { granule::mark(p, granule::byte_of(id)) };
+        }
+        p
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_slow(self) -> *mut u8 {
+        purge::tick();
+        let id = self.id();
+        let p = match SlotRef::get() {
+            Some(slot) => {
+                let mut p = slot.pop(id);
+                let natural = p.is_null();
+                if natural {
+                    p = self.refill(slot);
+                }
+                slots::settle(natural);
+                p
+            }
+            None => self.take_one(topology::current_node()),
+        };
+        if !p.is_null() {
+            // SAFETY: an object of a slab, in an arena, that is now ours.
+            return unsafe { granule::mark(p, granule::byte_of(id)) };
+        }
+        p
+    }
+
+    #[inline(always)]
+    unsafe fn try_free(id: u32, p: *mut u8, mark: &AtomicU8) -> bool {
+        if !slots::push(id, p) {
+            return false;
+        }
+        mark.store(0, Relaxed);
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    unsafe fn free_slow(self, p: *mut u8) {
+        // SAFETY: an object in use, by the caller's promise.
+        unsafe { granule::cell_of_object(p) }.store(0, Relaxed);
+        // A thread on its way out gets no new slot for a late free.
+        let slot = if slot::has_exited() {
+            None
+        } else {
+            SlotRef::get()
+        };
+        match slot {
+            Some(slot) => {
+                let natural = !slot.push(self.id(), p);
+                if natural {
+                    self.flush(slot, p);
+                }
+                slots::settle(natural);
+            }
+            None => self.give(&[p], topology::current_node()),
+        }
+        purge::tick();
+    }
+
+    fn shrink(self) -> usize {
+        if let Some(slot) = SlotRef::existing() {
+            self.drain(slot);
+        }
+        self.drain_depot();
+        self.free_empty_slabs()
+    }
+
+    fn validate(self) -> Result<(), Corruption> {
+        let wrong = |what, head: PageRef| Corruption {
+            what,
+            address: head.address() as usize,
+        };
+        for node in &self.0.nodes {
+            let node = node.lock();
+            let mut free = 0;
+            for (list, empty) in [(&node.partial, false), (&node.empty, true)] {
+                for head in list.iter() {
+                    let count = slab::free_objects(head);
+                    let mut bits = 0;
+                    let mut stray = false;
+                    slab::for_each_free(head, |p| {
+                        bits += 1;
+                        let offset = p as usize - head.address() as usize;
+                        stray |= !offset.is_multiple_of(self.0.head.stride as usize)
+                            || granule::cell(p).is_none_or(|m| m.load(Relaxed) != 0);
+                    });
+                    if head.cache() != self.id() {
+                        return Err(wrong("a slab of another cache on the list", head));
+                    }
+                    if bits != count {
+                        return Err(wrong("free objects and the slab's count differ", head));
+                    }
+                    if stray {
+                        return Err(wrong("a free bit where no free object starts", head));
+                    }
+                    if (count == slab::objects(head)) != empty || count == 0 {
+                        return Err(wrong("a slab on the wrong list", head));
+                    }
+                    free += count;
+                }
+            }
+            if free != node.free {
+                return Err(Corruption {
+                    what: "free objects of the node miscounted",
+                    address: 0,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn info(self) -> CacheInfo {
+        let Record {
+            head,
+            order,
+            objects,
+            counters: c,
+            ..
+        } = self.0;
+        let mut info = CacheInfo::new(
+            head.size as usize,
+            head.stride as usize,
+            *objects,
+            order.get(),
+        );
+        let mut free = 0;
+        let mut empty = 0;
+        for node in &self.0.nodes {
+            let node = node.lock();
+            info.slabs += node.slabs;
+            free += node.free;
+            empty += node.empty.len();
+        }
+        slots::for_each(|slot| info.queued += slot.queued(self.id()));
+        let capacity = Magazine::capacity_of_level(self.0.max_level);
+        info.queued += self.0.depot.full_count() as usize * capacity;
+        info.active_slabs = info.slabs - empty;
+        info.in_use = (info.slabs * objects).saturating_sub(free + info.queued);
+        info.tunables = (capacity, capacity, self.depot_limit() as usize);
+        let counters = [
+            ("spare_swap", &c.spare_swap),
+            ("depot_get", &c.depot_get),
+            ("depot_put", &c.depot_put),
+            ("refill", &c.refill),
+            ("flush", &c.flush),
+            ("whole_slab_take", &c.whole_slab_take),
+            ("alien_flush", &c.alien_flush),
+            ("new_slab", &c.new_slab),
+            ("discard_slab", &c.discard_slab),
+            ("grow_queue", &c.grow_queue),
+            ("trim_depot", &c.trim_depot),
+        ];
+        for (cell, (name, value)) in info.counters.iter_mut().zip(counters) {
+            *cell = (name, value.load(Relaxed));
+        }
+        info
+    }
+
+    fn destroy(self) -> Result<(), DestroyError> {
+        // By the contract no thread is using the cache: its objects in their slots
+        // can be taken from here.
+        slots::for_each(|slot| self.drain(slot));
+        self.drain_depot();
+        let in_use = self.info().in_use;
+        if in_use > 0 {
+            return Err(DestroyError::Busy(in_use));
+        }
+        self.free_empty_slabs();
+        registry::unregister(self.id());
+        // SAFETY: unregistered and unused: nobody refers to the record any more.
+        unsafe {
+            meta::free(NonNull::from(self.0).cast(), Self::record_bytes());
+        }
+        Ok(())
+    }
+}
