@@ -1,0 +1,109 @@
+//! Backends: the allocators that take part in a comparison, by the names the command line knows.
+
+use std::path::{Path, PathBuf};
+
+/// What is valid, for error messages.
+pub const VALID: &str = "slab, slub, unified, system, so:PATH";
+
+/// An allocator under test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// One of the three object allocators of this project, by name.
+    Own(&'static str),
+    /// The malloc this process was started with.
+    System,
+    /// Any malloc, preloaded into the worker.
+    Shared(PathBuf),
+}
+
+/// Names of this project's own backends, in the order of a table's columns.
+pub const OWN: [&str; 3] = ["slab", "slub", "unified"];
+
+impl Backend {
+    /// The backend called `name`; the error says what is valid.
+    pub fn parse(name: &str) -> Result<Self, String> {
+        if let Some(own) = OWN.iter().find(|own| **own == name) {
+            return Ok(Self::Own(own));
+        }
+        if name == "system" {
+            return Ok(Self::System);
+        }
+        if let Some(path) = name.strip_prefix("so:") {
+            let path = Path::new(path);
+            // LD_PRELOAD splits its value at colons and blanks.
+            if path.to_string_lossy().contains([':', ' ']) {
+                return Err(format!(
+                    "backend so:{}: LD_PRELOAD takes no path with a colon or a blank",
+                    path.display()
+                ));
+            }
+            // Absolute for the dynamic linker, which looks in its own directories otherwise; links stay as they are named.
+            let full = std::path::absolute(path)
+                .map_err(|e| format!("backend so:{}: {e}", path.display()))?;
+            let metadata = full
+                .metadata()
+                .map_err(|e| format!("backend so:{}: {e}", path.display()))?;
+            if !metadata.is_file() {
+                return Err(format!("backend so:{}: not a file", path.display()));
+            }
+            return Ok(Self::Shared(full));
+        }
+        Err(format!("unknown backend '{name}'; valid: {VALID}"))
+    }
+
+    /// The name under which the backend is reported.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Own(name) => (*name).to_owned(),
+            Self::System => "system".to_owned(),
+            Self::Shared(path) => format!("so:{}", path.display()),
+        }
+    }
+
+    /// The library to preload into the worker, if any.
+    pub fn preload(&self) -> Option<&Path> {
+        match self {
+            Self::Shared(path) => Some(path),
+            _ => None,
+        }
+    }
+}
+
+/// The backends of a comma-separated list; the error names the one that is wrong.
+pub fn parse_list(list: &str) -> Result<Vec<Backend>, String> {
+    let mut backends = Vec::new();
+    for name in list.split(',') {
+        let backend = Backend::parse(name.trim())?;
+        if backends.contains(&backend) {
+            return Err(format!("backend '{}' is listed twice", name.trim()));
+        }
+        backends.push(backend);
+    }
+    Ok(backends)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_errors() {
+        let all = parse_list("slab,slub, unified,system").unwrap();
+        assert_eq!(
+            all.iter().map(Backend::name).collect::<Vec<_>>(),
+            ["slab", "slub", "unified", "system"]
+        );
+        assert!(
+            Backend::parse("slob")
+                .unwrap_err()
+                .contains("'slob'; valid: slab, slub")
+        );
+        assert!(
+            Backend::parse("so:/nonexistent.so")
+                .unwrap_err()
+                .contains("/nonexistent.so")
+        );
+        assert!(parse_list("slab,slab").unwrap_err().contains("twice"));
+        assert!(parse_list("").is_err());
+    }
+}

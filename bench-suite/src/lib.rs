@@ -1,0 +1,27 @@
+//! bench-suite: hackbench, netperf and the other tables of the kernel lists, for user-space allocators.
+//!
+//! Everything runs in one interleaved run, so that the columns of a table can be compared. From the bottom up:
+//!
+//! - [`rng`], [`stats`]: seeded randomness, means, deltas, the exact Mann–Whitney test, bootstrap intervals.
+//! - [`backend`], [`objects`]: the allocators that take part, by name and as types.
+//! - [`workloads`]: what is measured; [`worker`]: the process that measures once.
+//! - [`environment`], [`report`]: what is kept of a run.
+//! - [`runner`], [`progress`]: the rounds. [`compare_from`]: two finished runs against each other.
+//! - [`table`], [`export`]: how it is shown. [`cli`], [`compare`]: the command line. [`fastpath`]: instruction counts.
+
+pub mod backend;
+pub mod cli;
+pub mod compare;
+pub mod compare_from;
+pub mod environment;
+pub mod export;
+pub mod fastpath;
+pub mod objects;
+pub mod progress;
+pub mod report;
+pub mod rng;
+pub mod runner;
+pub mod stats;
+pub mod table;
+pub mod worker;
+pub mod workloads;

@@ -1,0 +1,136 @@
+//! The worker: one process measures one job on one backend, once, and prints one line of JSON.
+//!
+//! A process of its own makes the resident set the backend's alone, starts every sample from the same state, lets any
+//! malloc be preloaded, and keeps a crash from taking the other results with it.
+
+use crate::workloads::{self, Options, Outcome};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// What the runner tells a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// The workload.
+    pub workload: String,
+    /// The job.
+    pub job: String,
+    /// The backend.
+    pub backend: String,
+    /// The workload's settings.
+    pub options: Options,
+}
+
+/// What a worker answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The workload's figures.
+    pub outcome: Outcome,
+    /// The largest resident set, in KiB.
+    pub rss_peak_kib: u64,
+    /// The resident set after everything was freed, in KiB.
+    pub rss_rest_kib: u64,
+}
+
+/// Does what `order` says and prints the answer on standard output.
+pub fn main(order: &str) -> Result<(), String> {
+    // SAFETY: plain system call: a worker does not outlive its runner.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let order: Order =
+        serde_json::from_str(order).map_err(|e| format!("worker: bad order: {e}"))?;
+    if let Some(library) = order.backend.strip_prefix("so:") {
+        check_preloaded(Path::new(library))?;
+    }
+    let mut outcome =
+        workloads::find(&order.workload)?.run(&order.backend, &order.job, &order.options)?;
+    let rest = resident_kib();
+    let peak = status_kib("VmHWM:").max(rest).max(outcome.child_peak_kib);
+    outcome.counters.extend(usage());
+    let answer = Answer {
+        outcome,
+        rss_peak_kib: peak,
+        rss_rest_kib: rest,
+    };
+    let line = serde_json::to_string(&answer).map_err(|e| format!("worker: {e}"))?;
+    println!("{line}");
+    Ok(())
+}
+
+/// The dynamic linker only warns about a library it cannot preload: look whether it is there.
+fn check_preloaded(library: &Path) -> Result<(), String> {
+    let maps =
+        std::fs::read_to_string("/proc/self/maps").map_err(|e| format!("/proc/self/maps: {e}"))?;
+    // The kernel lists what links point to.
+    let real = library
+        .canonicalize()
+        .unwrap_or_else(|_| library.to_owned());
+    let name = real.to_string_lossy();
+    if maps.lines().any(|line| line.ends_with(&*name)) {
+        return Ok(());
+    }
+    Err(format!("{name} was not loaded: LD_PRELOAD had no effect"))
+}
+
+/// The current resident set. smaps_rollup counts pages; VmRSS may lag by some dozens of them.
+fn resident_kib() -> u64 {
+    let exact = std::fs::read_to_string("/proc/self/smaps_rollup")
+        .ok()
+        .and_then(|text| field(&text, "Rss:"));
+    exact.unwrap_or_else(|| status_kib("VmRSS:"))
+}
+
+fn status_kib(name: &str) -> u64 {
+    std::fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|text| field(&text, name))
+        .unwrap_or(0)
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Page faults and context switches of this process and its children.
+fn usage() -> Vec<(String, u64)> {
+    let mut sums = [0u64; 3];
+    for who in [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN] {
+        // SAFETY: an all-zero rusage is valid, and the kernel overwrites it.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: `usage` is valid for writing.
+        if unsafe { libc::getrusage(who, &mut usage) } == 0 {
+            for (sum, value) in
+                sums.iter_mut()
+                    .zip([usage.ru_minflt, usage.ru_nvcsw, usage.ru_nivcsw])
+            {
+                *sum += u64::try_from(value).unwrap_or(0);
+            }
+        }
+    }
+    let names = ["page_faults", "switches_voluntary", "switches_involuntary"];
+    names
+        .iter()
+        .map(|name| (*name).to_owned())
+        .zip(sums)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_its_own_memory() {
+        assert!(resident_kib() > 100);
+        assert!(status_kib("VmHWM:") > 100);
+        assert_eq!(field("VmRSS:\t  123 kB\n", "VmRSS:"), Some(123));
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_is_named() {
+        assert!(
+            check_preloaded(Path::new("/nonexistent/malloc.so"))
+                .unwrap_err()
+                .contains("/nonexistent/malloc.so")
+        );
+    }
+}
