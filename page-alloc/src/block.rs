@@ -4,13 +4,13 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed};
 
-use crate::sync::{Word, spin_hint};
+use crate::sync::change_flags;
 use crate::types::{MIGRATETYPES, Migratetype, PAGEBLOCK_PAGES};
 
 /// One pageblock's record; all-zero is an empty Unmovable block of node 0.
 /// Guarded by the zone lock; atomics only so that readers of statistics need not
 /// take it. The flags alone change outside of the lock too, when the purger works
-/// on a part of the block that it took off the lists: see [`change`].
+/// on a part of the block that it took off the lists: see [`change_flags`].
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub struct Block {
@@ -21,31 +21,11 @@ pub struct Block {
 }
 
 /// Pages of the block may hold data although they are free.
-pub const BLOCK_DIRTY: u64 = 1;
+pub(crate) const BLOCK_DIRTY: u64 = 1;
 /// The block was excluded from huge pages, because parts of it were given back.
-pub const BLOCK_NO_HUGE: u64 = 2;
+pub(crate) const BLOCK_NO_HUGE: u64 = 2;
 /// Huge pages were asked for on this block.
-pub const BLOCK_HUGE: u64 = 4;
-
-/// Clears and sets flags of a block in one step; returns the flags before it. The
-/// protocol that the models check: nobody's change is lost, and of several threads
-/// that make the same change exactly one finds it not made yet.
-#[inline]
-pub fn change<W: Word>(flags: &W, clear: u64, set: u64) -> u64 {
-    let mut before = flags.load(Relaxed);
-    loop {
-        let after = before & !clear | set;
-        // The common case; and flags guard no other memory, so nothing is ordered.
-        if after == before {
-            return before;
-        }
-        match flags.compare_exchange_weak(before, after, Relaxed, Relaxed) {
-            Ok(_) => return before,
-            Err(found) => before = found,
-        }
-        spin_hint();
-    }
-}
+pub(crate) const BLOCK_HUGE: u64 = 4;
 
 impl Block {
     /// The type whose pages this block takes.
@@ -98,7 +78,7 @@ impl Block {
     }
 
     pub(crate) fn set_flag(&self, flag: u64, on: bool) {
-        change(
+        change_flags(
             &self.flags,
             if on { 0 } else { flag },
             if on { flag } else { 0 },
@@ -107,7 +87,7 @@ impl Block {
 
     /// Clears and sets flags in one step; returns the flags before it.
     pub(crate) fn change_flags(&self, clear: u64, set: u64) -> u64 {
-        change(&self.flags, clear, set)
+        change_flags(&self.flags, clear, set)
     }
 
     /// The node whose memory this is.

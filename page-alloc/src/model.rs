@@ -4,6 +4,9 @@
 //! say how many models ran, and so that a build in which `--cfg loom` was dropped
 //! (a set `RUSTFLAGS` hides the alias's flags) fails instead of passing emptily.
 
+// Runs in test binaries only.
+#![allow(clippy::disallowed_methods, clippy::disallowed_macros)]
+
 /// Runs the named models in turn; to be returned from `main`. A word on the
 /// command line runs only the models whose name contains it.
 #[cfg(loom)]

@@ -188,8 +188,10 @@ fn drain(lists: &mut Lists) {
     }
 }
 
-/// Gives all pages of the calling thread's lists back to the zone.
+/// Gives all pages of the calling thread's lists back to the zone, and the runs
+/// that the zones keep unmerged.
 pub fn drain_current() {
+    zone::merge_recent();
     if !slot::page_lists().is_null()
         && let Some(lists) = lists()
     {
@@ -208,9 +210,10 @@ pub(crate) fn thread_exit() {
     }
 }
 
-/// Pages in all slots' lists; exact when no other thread runs.
+/// Pages in all slots' lists and in runs kept unmerged; exact when no other thread
+/// runs.
 pub fn cached_pages() -> usize {
-    let mut pages = 0;
+    let mut pages = zone::recent_pages();
     REGISTRY.for_each(|record| {
         // SAFETY: records are never unmapped; the lengths are atomics.
         let lists = unsafe { &*record.as_ptr().cast::<Lists>() };

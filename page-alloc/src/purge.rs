@@ -52,14 +52,14 @@ pub fn pending() -> bool {
 /// worth a look.
 #[inline]
 pub(crate) fn note_dirty(zone: &mut zone::ZoneInner) {
-    if zone.buddy.dirty_pages() > KEEP && !pending() {
+    if !pending() && zone.idle_pages() > KEEP {
         start(zone);
     }
 }
 
 #[cold]
 fn start(zone: &mut zone::ZoneInner) {
-    zone.dirty_low = zone.buddy.dirty_pages();
+    zone.idle_low = zone.idle_pages();
     if let Some(ms) = config::purge_ms() {
         DEADLINE.store(os::now_ms() + ms.max(1), Relaxed);
     }
@@ -88,17 +88,21 @@ fn look() {
     }
     let mut again = false;
     for zone in zone::zones() {
-        let due = zone.lock().dirty_low.saturating_sub(KEEP);
+        let due = {
+            let mut zone = zone.lock();
+            zone.merge_recent();
+            zone.idle_low.saturating_sub(KEEP)
+        };
         let given = if due > 0 {
             purge_zone(zone, due, TIMER_ORDER)
         } else {
             0
         };
         let mut zone = zone.lock();
-        zone.dirty_low = zone.buddy.dirty_pages();
+        zone.idle_low = zone.idle_pages();
         // What was needed this time may not be next time. When nothing could be
         // given back (small chunks, refusals), there is no use in looking again.
-        again |= zone.dirty_low > KEEP && (due == 0 || given > 0);
+        again |= zone.idle_low > KEEP && (due == 0 || given > 0);
     }
     let next = match config::purge_ms() {
         Some(ms) if again => now + ms.max(1),

@@ -49,6 +49,14 @@ fn take(node: usize, pages: usize, align: usize, mt: Migratetype) -> Option<Run>
     for n in (0..nodes).map(|i| (node + i) % nodes) {
         let mut zone = zone::zones()[n].lock();
         if align <= PAGE_SIZE {
+            if let Some(page) = zone.take_recent(pages, mt) {
+                page.set_kind(PageKind::Run);
+                page.set_dirty(true);
+                return Some(Run {
+                    page,
+                    zeroed: false,
+                });
+            }
             if let Some((frame, dirty)) = zone.take_run(n, pages, mt) {
                 return Some(finish(&mut zone, frame, pages, mt, !dirty));
             }
@@ -100,6 +108,7 @@ fn finish(zone: &mut ZoneInner, frame: Frame, pages: usize, mt: Migratetype, zer
     page.set_kind(PageKind::Run);
     page.set_order(0);
     page.set_migratetype(mt);
+    page.set_dirty(false);
     page.word.store(pages as u64, Relaxed);
     Run { page, zeroed }
 }
@@ -121,11 +130,7 @@ pub fn free_run(page: PageRef) -> Result<(), PageError> {
         if page.kind() != PageKind::Run {
             return Err(PageError::NotAllocated);
         }
-        let pages = run_pages(page);
-        page.set_kind(PageKind::Unused);
-        zone.unaccount(frame, pages, page.migratetype());
-        zone.buddy
-            .put_range(frame.arena, frame.index, frame.index + pages, true);
+        zone.put_recent(page);
         purge::note_dirty(&mut zone);
     }
     purge::tick();
@@ -168,7 +173,11 @@ pub fn extend_run(page: PageRef, pages: usize) -> bool {
         arena: frame.arena,
         index: frame.index + have,
     };
-    if !zone.free_behind(end, pages - have) {
+    let mut free = zone.free_behind(end, pages - have);
+    if !free && zone.merge_recent() {
+        free = zone.free_behind(end, pages - have);
+    }
+    if !free {
         return false;
     }
     let mt = page.migratetype();
@@ -190,7 +199,8 @@ pub fn stale_ranges(page: PageRef) -> impl Iterator<Item = (usize, usize)> {
             index = ((index | (PAGEBLOCK_PAGES - 1)) + 1).min(end);
             let whole = from.is_multiple_of(PAGEBLOCK_PAGES)
                 && frame.index + run_pages(page) - from >= PAGEBLOCK_PAGES;
-            if !whole || frame.arena.block(from).flag(BLOCK_DIRTY) {
+            // A run that was never merged holds what its last user left.
+            if !whole || page.is_dirty() || frame.arena.block(from).flag(BLOCK_DIRTY) {
                 return Some((
                     (from - frame.index) << PAGE_SHIFT,
                     (index - frame.index) << PAGE_SHIFT,

@@ -422,12 +422,10 @@ impl Registry {
         let mut index = self.count.load(Ordering::Acquire);
         self.make_room(index)?;
         let record = meta::alloc_slot(self.bytes)?;
-        while let Err(now) = self.count.compare_exchange_weak(
-            index,
-            index + 1,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
+        while let Err(now) =
+            self.count
+                .compare_exchange_weak(index, index + 1, Ordering::AcqRel, Ordering::Acquire)
+        {
             index = now;
             self.make_room(index)?;
         }

@@ -48,10 +48,18 @@ pub struct ZoneCounters {
 pub(crate) struct ZoneInner {
     pub(crate) buddy: Buddy,
     pub(crate) counters: ZoneCounters,
-    /// Least number of dirty free pages since the last look of the purger: so
-    /// many nobody needed meanwhile.
-    pub(crate) dirty_low: usize,
+    /// Least number of idle pages since the last look of the purger: so many nobody
+    /// needed meanwhile.
+    pub(crate) idle_low: usize,
+    /// Runs freed last, by length, not merged yet: a run of the same length takes
+    /// one back without splitting and merging. They count as used, as pages in
+    /// slots' lists do.
+    recent: [Option<PageRef>; RECENT],
+    recent_pages: usize,
 }
+
+/// Number of runs kept unmerged.
+const RECENT: usize = 8;
 
 pub(crate) type Zone = Lock<ZoneInner>;
 
@@ -67,13 +75,27 @@ static ZONES: [Zone; MAX_NODES] = [const {
             purged_pages: 0,
             failures: 0,
         },
-        dirty_low: 0,
+        idle_low: 0,
+        recent: [None; RECENT],
+        recent_pages: 0,
     })
 }; MAX_NODES];
 
 /// The zones of the nodes that exist.
 pub(crate) fn zones() -> &'static [Zone] {
     &ZONES[..topology::nodes()]
+}
+
+/// Merges the runs that the zones keep unmerged.
+pub(crate) fn merge_recent() {
+    for zone in zones() {
+        zone.lock().merge_recent();
+    }
+}
+
+/// Pages in runs that the zones keep unmerged.
+pub(crate) fn recent_pages() -> usize {
+    zones().iter().map(|zone| zone.lock().recent_pages()).sum()
 }
 
 /// The zone that owns a page.
@@ -177,6 +199,11 @@ impl ZoneInner {
         // A chunk of an order above the pageblock's must be aligned: at worst the
         // frontier has to move by twice its size, less a block.
         let pages = (1usize << order).max(PAGEBLOCK_PAGES);
+        if self.merge_recent()
+            && let Some(found) = self.take_easily(order, mt)
+        {
+            return Some(found);
+        }
         let need = if pages > PAGEBLOCK_PAGES {
             2 * pages - PAGEBLOCK_PAGES
         } else {
@@ -250,7 +277,7 @@ impl ZoneInner {
                 self.counters.mixing_events += n as u64;
             }
         });
-        self.dirty_low = self.dirty_low.min(self.buddy.dirty_pages());
+        self.idle_low = self.idle_low.min(self.idle_pages());
     }
 
     /// Counts pages out of the census.
@@ -258,6 +285,60 @@ impl ZoneInner {
         for_blocks(frame, pages, |block_frame, n| {
             block_frame.arena.block(block_frame.index).sub(mt, n);
         });
+    }
+
+    /// The run freed last among those of so many pages, as it was.
+    pub(crate) fn take_recent(&mut self, pages: usize, mt: Migratetype) -> Option<PageRef> {
+        let cell = &mut self.recent[recent_index(pages)];
+        let page = (*cell)?;
+        if run_pages(page) != pages || page.migratetype() != mt {
+            return None;
+        }
+        *cell = None;
+        self.recent_pages -= pages;
+        self.idle_low = self.idle_low.min(self.idle_pages());
+        Some(page)
+    }
+
+    /// Keeps a freed run unmerged, in place of an earlier one of like length.
+    pub(crate) fn put_recent(&mut self, page: PageRef) {
+        page.set_kind(PageKind::Cached);
+        let pages = run_pages(page);
+        self.recent_pages += pages;
+        let cell = &mut self.recent[recent_index(pages)];
+        if let Some(earlier) = cell.replace(page) {
+            self.recent_pages -= run_pages(earlier);
+            self.merge_run(earlier);
+        }
+    }
+
+    /// Merges the runs kept unmerged into the free lists. True when there were any.
+    pub(crate) fn merge_recent(&mut self) -> bool {
+        let any = self.recent_pages > 0;
+        self.recent_pages = 0;
+        for page in core::mem::take(&mut self.recent).into_iter().flatten() {
+            self.merge_run(page);
+        }
+        any
+    }
+
+    /// Pages in runs kept unmerged.
+    pub(crate) fn recent_pages(&self) -> usize {
+        self.recent_pages
+    }
+
+    /// Pages that hold memory and that nobody uses.
+    pub(crate) fn idle_pages(&self) -> usize {
+        self.buddy.dirty_pages() + self.recent_pages
+    }
+
+    fn merge_run(&mut self, page: PageRef) {
+        let frame = arena::frame_of(page);
+        let pages = run_pages(page);
+        page.set_kind(PageKind::Unused);
+        self.unaccount(frame, pages, page.migratetype());
+        self.buddy
+            .put_range(frame.arena, frame.index, frame.index + pages, true);
     }
 
     /// Takes a run of exactly `pages` pages: a chunk with its tail given back, or
@@ -268,14 +349,33 @@ impl ZoneInner {
         pages: usize,
         mt: Migratetype,
     ) -> Option<(Frame, bool)> {
+        self.take_run_easily(pages, mt)
+            // Runs kept unmerged come before fresh memory.
+            .or_else(|| {
+                if self.merge_recent() {
+                    self.take_run_easily(pages, mt)
+                } else {
+                    None
+                }
+            })
+            .or_else(|| self.take_run_hard(node, pages, mt))
+    }
+
+    fn take_run_easily(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
         if let Some(order) = Order::for_pages(pages)
             && let Some((frame, dirty)) = self.take_easily(order.get(), mt)
         {
             return Some((frame, self.trim(frame, pages, order.pages(), dirty)));
         }
-        if let Some(found) = self.take_joined(pages, mt) {
-            return Some(found);
-        }
+        self.take_joined(pages, mt)
+    }
+
+    fn take_run_hard(
+        &mut self,
+        node: usize,
+        pages: usize,
+        mt: Migratetype,
+    ) -> Option<(Frame, bool)> {
         if let Some(Growth {
             start,
             pages: fresh,
@@ -311,14 +411,18 @@ impl ZoneInner {
         }
         // A stretch of 2m pages holds an aligned chunk of m.
         let least = (pages.ilog2() as u8 - 1).clamp(PAGEBLOCK_ORDER, MAX_ORDER);
-        let (frame, lead) = self.buddy.whole_chunks(least).take(LOOKS).find_map(|page| {
-            let frame = arena::frame_of(page);
-            let (from, to) = free_around(frame, pages, tag(mt));
-            // Start at a whole block where that is enough.
-            let whole = from.next_multiple_of(PAGEBLOCK_PAGES);
-            let start = if to - whole >= pages { whole } else { from };
-            (to - start >= pages).then_some((frame, start))
-        })?;
+        let (frame, lead) = self
+            .buddy
+            .whole_chunks(least)
+            .take(LOOKS)
+            .find_map(|page| {
+                let frame = arena::frame_of(page);
+                let (from, to) = free_around(frame, pages, tag(mt));
+                // Start at a whole block where that is enough.
+                let whole = from.next_multiple_of(PAGEBLOCK_PAGES);
+                let start = if to - whole >= pages { whole } else { from };
+                (to - start >= pages).then_some((frame, start))
+            })?;
         let start = Frame {
             arena: frame.arena,
             index: lead,
@@ -481,6 +585,10 @@ fn free_around(frame: Frame, enough: usize, tag: Migratetype) -> (usize, usize) 
         from -= pages;
     }
     (from, to)
+}
+
+fn recent_index(pages: usize) -> usize {
+    (pages ^ pages >> 3) % RECENT
 }
 
 /// Splits [frame, frame + pages) at block boundaries.

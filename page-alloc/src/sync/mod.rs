@@ -77,6 +77,27 @@ word!(AtomicU64);
 #[cfg(loom)]
 word!(loom::sync::atomic::AtomicU64);
 
+/// Clears and sets bits of a word of flags in one step; returns the flags before it.
+/// Nobody's change is lost, and of several threads that make the same change exactly
+/// one finds it not made yet.
+#[inline]
+pub fn change_flags<W: Word>(flags: &W, clear: u64, set: u64) -> u64 {
+    // Relaxed throughout: flags guard no other memory.
+    let mut before = flags.load(Ordering::Relaxed);
+    loop {
+        let after = before & !clear | set;
+        // The common case: nothing to change, nothing to lock.
+        if after == before {
+            return before;
+        }
+        match flags.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return before,
+            Err(found) => before = found,
+        }
+        spin_hint();
+    }
+}
+
 /// Tells the processor (and loom's scheduler) that this is a retry loop.
 #[inline]
 pub fn spin_hint() {

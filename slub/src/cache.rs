@@ -1,0 +1,631 @@
+//! A cache: its record, the nodes' partial lists, and the slow paths.
+//!
+//! Lock order: a node's lock, then the page layer's. At most one node's lock is
+//! held at a time. `private[1]` of a slab's record says whether it is on the node's
+//! list; the node's lock guards it.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use page_alloc::sync::Lock;
+use page_alloc::topology::MAX_NODES;
+use page_alloc::{
+    Migratetype, PageList, PageRef, alloc_pages, free_pages, granule, meta, page_of, purge, slot,
+    topology,
+};
+use slab_api::registry::{self, Backend, CacheHead};
+use slab_api::{
+    CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, MAX_OBJECT,
+    ObjectCache, misuse,
+};
+
+use crate::slab::{self, Shape};
+use crate::slot::{self as slots, SlotRef};
+use crate::word::{self, Pushed, State};
+
+#[derive(Debug)]
+struct Node {
+    partial: PageList,
+}
+
+/// Events of the slow paths.
+#[derive(Debug, Default)]
+struct Counters {
+    cpu_slab_refill: AtomicU64,
+    deactivate_cpu_slab: AtomicU64,
+    cpu_partial_alloc: AtomicU64,
+    cpu_partial_free: AtomicU64,
+    cpu_partial_drain: AtomicU64,
+    node_partial_get: AtomicU64,
+    remote_node_get: AtomicU64,
+    free_slow: AtomicU64,
+    free_frozen: AtomicU64,
+    new_slab: AtomicU64,
+    discard_slab: AtomicU64,
+}
+
+#[repr(C)]
+struct Record {
+    head: CacheHead,
+    shape: Shape,
+    min_partial: usize,
+    /// Slabs that a slot's partial list may hold.
+    cpu_partial: usize,
+    migratetype: Migratetype,
+    constructor: Option<Constructor>,
+    slabs: AtomicUsize,
+    counters: Counters,
+    nodes: [Lock<Node>; MAX_NODES],
+}
+
+static BACKEND: Backend = Backend {
+    name: "slub",
+    info: |head| of(head).info(),
+    shrink: |head| of(head).shrink(),
+    validate: |head| of(head).validate(),
+    locks: |head, f| {
+        for node in &of(head).0.nodes {
+            // SAFETY: only the fork handlers get it, and they use it in pairs.
+            f(unsafe { node.raw() });
+        }
+    },
+    after_fork: slots::after_fork,
+    drain_thread: || {
+        if let Some(slot) = SlotRef::existing() {
+            drain_slot(slot);
+        }
+    },
+};
+
+fn of(head: &CacheHead) -> Slub {
+    debug_assert!(ptr::eq(head.backend, &raw const BACKEND));
+    // SAFETY: a head with this backend is the first field of a Record, which stays
+    // valid while it is registered.
+    Slub(unsafe { &*ptr::from_ref(head).cast::<Record>() })
+}
+
+/// A cache of the slub backend.
+#[derive(Clone, Copy)]
+pub struct Slub(&'static Record);
+
+impl core::fmt::Debug for Slub {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("Slub").field(&self.0.head).finish()
+    }
+}
+
+fn bump(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+const LISTED: u64 = 1;
+
+impl Slub {
+    fn shape(self) -> &'static Shape {
+        &self.0.shape
+    }
+
+    /// Makes a slab, frozen, all of its objects on the returned list.
+    #[cold]
+    fn new_slab(self) -> Option<(PageRef, *mut u8)> {
+        let head = alloc_pages(self.shape().order, self.0.migratetype)?;
+        let inuse = self.shape().objects;
+        head.word.store(
+            State {
+                head: 0,
+                inuse,
+                frozen: true,
+            }
+            .pack(),
+            Relaxed,
+        );
+        head.private[1].store(0, Relaxed);
+        if let Some(constructor) = self.0.constructor {
+            for i in 0..usize::from(inuse) {
+                // SAFETY: an object of the fresh slab, which nobody else has.
+                unsafe { constructor(head.address().add(i * self.shape().stride)) };
+            }
+        }
+        let list = self.shape().init(head, self.id());
+        self.0.slabs.fetch_add(1, Relaxed);
+        bump(&self.0.counters.new_slab);
+        Some((head, list))
+    }
+
+    #[cold]
+    fn discard(self, head: PageRef) {
+        self.0.slabs.fetch_sub(1, Relaxed);
+        bump(&self.0.counters.discard_slab);
+        let _ = free_pages(head);
+    }
+
+    /// A slab of the node's list with its whole freelist; a few more go on the
+    /// slot's partial list.
+    fn node_partial(self, node: usize, slot: Option<SlotRef>) -> Option<(PageRef, *mut u8)> {
+        let mut list = self.0.nodes[node].lock();
+        let head = list.partial.pop_front()?;
+        head.private[1].store(0, Relaxed);
+        let first = word::freeze_and_take(&head.word, self.shape().objects);
+        if let Some(slot) = slot {
+            let cold = slot.cold(self.id());
+            for _ in 0..self.0.cpu_partial / 2 {
+                let Some(more) = list.partial.pop_front() else {
+                    break;
+                };
+                more.private[1].store(0, Relaxed);
+                word::freeze(&more.word);
+                cold.push(more);
+            }
+        }
+        Some((head, slab::object_at(head, first)))
+    }
+
+    /// A frozen slab with a freelist: partial ones of this node, new ones, partial
+    /// ones of other nodes.
+    fn any_slab(self, node: usize, slot: Option<SlotRef>) -> Option<(PageRef, *mut u8)> {
+        if let Some(found) = self.node_partial(node, slot) {
+            bump(&self.0.counters.node_partial_get);
+            return Some(found);
+        }
+        if let Some(found) = self.new_slab() {
+            return Some(found);
+        }
+        let nodes = topology::nodes();
+        (1..nodes).find_map(|i| {
+            let found = self.node_partial((node + i) % nodes, slot)?;
+            bump(&self.0.counters.remote_node_get);
+            Some(found)
+        })
+    }
+
+    /// The CPU slab's freelist is empty (or its last object, or spoilt): finds a
+    /// slab with free objects and takes one.
+    fn refill(self, slot: SlotRef) -> *mut u8 {
+        let (id, shape) = (self.id(), self.shape());
+        let hot = slot.hot(id);
+        if let Some((head, list)) = hot.slab() {
+            if !list.is_null() {
+                // SAFETY: the head of this thread's own list.
+                let next = unsafe { slab::next(list, shape.offset) };
+                if next.is_null() || shape.is_object(head, next) {
+                    hot.set_freelist(next);
+                    return list;
+                }
+                misuse::report("a free object was overwritten:", list);
+                // Its successors are lost: leave them, and the slab, alone.
+                hot.clear();
+            } else if let Some(first) = word::take_or_unfreeze(&head.word, shape.objects) {
+                bump(&self.0.counters.cpu_slab_refill);
+                return self.open(slot, head, slab::object_at(head, first));
+            } else {
+                bump(&self.0.counters.deactivate_cpu_slab);
+                hot.clear();
+            }
+        }
+        if let Some(head) = slot.cold(id).pop() {
+            bump(&self.0.counters.cpu_partial_alloc);
+            let first = word::freeze_and_take(&head.word, shape.objects);
+            return self.open(slot, head, slab::object_at(head, first));
+        }
+        match self.any_slab(slot.node(), Some(slot)) {
+            Some((head, list)) => self.open(slot, head, list),
+            None => ptr::null_mut(),
+        }
+    }
+
+    /// Makes `head` the CPU slab and takes the first object of `list`.
+    fn open(self, slot: SlotRef, head: PageRef, list: *mut u8) -> *mut u8 {
+        let shape = self.shape();
+        if !shape.is_object(head, list) {
+            misuse::report("a free object was overwritten: its link leads to", list);
+            slot.hot(self.id()).clear();
+            return ptr::null_mut();
+        }
+        // SAFETY: the first object of a list that is this thread's.
+        let next = unsafe { slab::next(list, shape.offset) };
+        slot.hot(self.id()).set_slab(head, next, shape);
+        if !next.is_null() && !shape.is_object(head, next) {
+            misuse::report("a free object was overwritten:", list);
+            slot.hot(self.id()).set_freelist(ptr::null_mut());
+        }
+        list
+    }
+
+    /// Frees one object to its slab.
+    fn free_to_slab(self, p: *mut u8, slot: Option<SlotRef>) {
+        let Some(head) = page_of(p).map(|page| page.head()) else {
+            return;
+        };
+        let offset = self.shape().offset;
+        let pushed = word::push(&head.word, slab::granule_of(head, p), 1, |old| {
+            // SAFETY: the object is ours until the exchange publishes it.
+            unsafe { slab::set_next(p, offset, slab::object_at(head, old)) };
+        });
+        bump(&self.0.counters.free_slow);
+        match pushed {
+            Pushed::Done => {}
+            Pushed::Froze => match slot {
+                Some(slot) if slot.node() == head.node() => {
+                    bump(&self.0.counters.cpu_partial_free);
+                    if slot.cold(self.id()).push(head) > self.0.cpu_partial {
+                        self.drain_partial(slot);
+                    }
+                }
+                _ => self.release(head, ptr::null_mut()),
+            },
+            Pushed::Empty => self.try_discard(head),
+        }
+    }
+
+    /// All slabs of the slot's partial list go to the node.
+    #[cold]
+    fn drain_partial(self, slot: SlotRef) {
+        bump(&self.0.counters.cpu_partial_drain);
+        while let Some(head) = slot.cold(self.id()).pop() {
+            self.release(head, ptr::null_mut());
+        }
+    }
+
+    /// Gives up a frozen slab of this thread, with what is left of its list.
+    fn release(self, head: PageRef, list: *mut u8) {
+        // SAFETY: the list is this thread's.
+        let walked = unsafe { self.shape().walk(head, list, |_| {}) };
+        let (first, last, count) = match walked {
+            Some((last, count)) if count > 0 => (slab::granule_of(head, list), last, count),
+            Some(_) => (0, list, 0),
+            None => {
+                misuse::report("a free object was overwritten in the list of", list);
+                (0, list, 0)
+            }
+        };
+        let offset = self.shape().offset;
+        let mut node = self.0.nodes[head.node()].lock();
+        let state = word::deactivate(&head.word, first, count, |old| {
+            // SAFETY: the last object of this thread's list.
+            unsafe { slab::set_next(last, offset, slab::object_at(head, old)) };
+        });
+        // Still under the lock: a free that finds the slab not frozen waits for it
+        // before it looks whether the slab is on the list.
+        if state.head == 0 {
+            return;
+        }
+        if state.inuse == 0 && node.partial.len() >= self.0.min_partial {
+            drop(node);
+            self.discard(head);
+            return;
+        }
+        head.private[1].store(LISTED, Relaxed);
+        // Nearly empty slabs last: full ones are used up first.
+        if state.inuse == 0 {
+            node.partial.push_back(head);
+        } else {
+            node.partial.push_front(head);
+        }
+    }
+
+    /// The slab's last object in use came back while it was on the node's list.
+    #[cold]
+    fn try_discard(self, head: PageRef) {
+        let mut node = self.0.nodes[head.node()].lock();
+        let state = word::load(&head.word);
+        // Since the free, another thread may have frozen it, or discarded it: then
+        // it is off the list.
+        if head.private[1].load(Relaxed) != LISTED
+            || state.frozen
+            || state.inuse != 0
+            || node.partial.len() <= self.0.min_partial
+        {
+            return;
+        }
+        node.partial.remove(head);
+        head.private[1].store(0, Relaxed);
+        drop(node);
+        self.discard(head);
+    }
+
+    /// Gives everything that a slot holds of this cache to the node.
+    fn drain(self, slot: SlotRef) {
+        let hot = slot.hot(self.id());
+        if let Some((head, list)) = hot.slab() {
+            bump(&self.0.counters.deactivate_cpu_slab);
+            hot.clear();
+            self.release(head, list);
+        }
+        if slot.cold(self.id()).iter().next().is_some() {
+            self.drain_partial(slot);
+        }
+    }
+
+    fn discard_empty(self) -> usize {
+        let mut pages = 0;
+        for node in &self.0.nodes {
+            loop {
+                let mut list = node.lock();
+                let Some(head) = list
+                    .partial
+                    .iter_back()
+                    .find(|head| word::load(&head.word).inuse == 0)
+                else {
+                    break;
+                };
+                list.partial.remove(head);
+                head.private[1].store(0, Relaxed);
+                drop(list);
+                pages += self.shape().order.pages();
+                self.discard(head);
+            }
+        }
+        pages
+    }
+
+    /// One object without a slot.
+    fn take_one(self) -> *mut u8 {
+        let Some((head, list)) = self.any_slab(topology::current_node(), None) else {
+            return ptr::null_mut();
+        };
+        if list.is_null() {
+            return list;
+        }
+        // SAFETY: the first object of a list that is this thread's.
+        let next = unsafe { slab::next(list, self.shape().offset) };
+        self.release(head, next);
+        list
+    }
+}
+
+/// Gives everything that a slot holds to the nodes.
+pub(crate) fn drain_slot(slot: SlotRef) {
+    registry::for_each(|head| {
+        if ptr::eq(head.backend, &raw const BACKEND) {
+            of(head).drain(slot);
+        }
+    });
+}
+
+impl ObjectCache for Slub {
+    const BACKEND: &'static str = "slub";
+
+    fn create(desc: &CacheDesc<'_>) -> Result<Self, CacheError> {
+        slab::init_secret();
+        let (align, mut stride) = desc.layout()?;
+        let mut offset = (stride / 2) & !7;
+        if desc.constructor.is_some() {
+            // Constructed objects keep their content: the link goes behind.
+            offset = desc.size.next_multiple_of(8);
+            stride = (offset + 8).next_multiple_of(align);
+        }
+        if stride > MAX_OBJECT * 2 {
+            return Err(CacheError::Size);
+        }
+        let order = slab::order_for(stride);
+        let objects = (order.bytes() / stride) as u16;
+        let cpu_partial_objects = match stride {
+            4096.. => 6,
+            1024.. => 24,
+            256.. => 52,
+            _ => 120,
+        };
+        let memory = meta::alloc(size_of::<Record>()).ok_or(CacheError::NoMemory)?;
+        let record = memory.cast::<Record>();
+        // SAFETY: the memory is large and aligned enough, and ours.
+        unsafe {
+            record.write(Record {
+                head: CacheHead::new(&BACKEND, desc, (align, stride)),
+                shape: Shape {
+                    stride,
+                    offset,
+                    order,
+                    objects,
+                },
+                min_partial: (stride.ilog2() as usize / 2).clamp(5, 10),
+                cpu_partial: (2 * cpu_partial_objects / usize::from(objects)).clamp(2, 30),
+                migratetype: desc.migratetype,
+                constructor: desc.constructor,
+                slabs: AtomicUsize::new(0),
+                counters: Counters::default(),
+                nodes: [const {
+                    Lock::new(Node {
+                        partial: PageList::new(),
+                    })
+                }; MAX_NODES],
+            });
+            if registry::register(record.cast()).is_none() {
+                meta::free(memory, size_of::<Record>());
+                return Err(CacheError::TooMany);
+            }
+            Ok(Self(record.as_ref()))
+        }
+    }
+
+    #[inline]
+    fn from_id(id: u32) -> Option<Self> {
+        let head = registry::get(id)?;
+        ptr::eq(head.backend, &raw const BACKEND).then(|| of(head))
+    }
+
+    #[inline(always)]
+    fn id(self) -> u32 {
+        self.0.head.id
+    }
+
+    #[inline(always)]
+    fn try_alloc(id: u32) -> *mut u8 {
+        let p = slots::pop(id);
+        if !p.is_null() {
+            // SAFETY: an object of a slab, in an arena, that is now ours.
+            return unsafe { granule::mark(p, granule::byte_of(id)) };
+        }
+        p
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_slow(self) -> *mut u8 {
+        purge::tick();
+        let id = self.id();
+        let p = match SlotRef::get() {
+            Some(slot) => {
+                // An armed slot's list may well have objects: `refill` sees to both.
+                let natural = slot.hot(id).slab().is_none_or(|(_, list)| list.is_null());
+                let p = self.refill(slot);
+                slots::settle(natural);
+                p
+            }
+            None => self.take_one(),
+        };
+        if !p.is_null() {
+            // SAFETY: an object of a slab, in an arena, that is now ours.
+            return unsafe { granule::mark(p, granule::byte_of(id)) };
+        }
+        p
+    }
+
+    #[inline(always)]
+    unsafe fn try_free(id: u32, p: *mut u8, mark: &AtomicU8) -> bool {
+        // SAFETY: promised by the caller.
+        if unsafe { slots::push(id, p) } {
+            mark.store(0, Relaxed);
+            return true;
+        }
+        false
+    }
+
+    #[cold]
+    #[inline(never)]
+    unsafe fn free_slow(self, p: *mut u8) {
+        // SAFETY: an object in use, by the caller's promise.
+        unsafe { granule::cell_of_object(p) }.store(0, Relaxed);
+        let slot = if slot::has_exited() {
+            None
+        } else {
+            SlotRef::get()
+        };
+        match slot {
+            Some(slot) => {
+                // SAFETY: as above; the slot is this thread's.
+                let natural = !unsafe { slot.push(self.id(), p) };
+                if natural {
+                    self.free_to_slab(p, Some(slot));
+                } else {
+                    bump(&self.0.counters.free_frozen);
+                }
+                slots::settle(natural);
+            }
+            None => self.free_to_slab(p, None),
+        }
+        purge::tick();
+    }
+
+    fn shrink(self) -> usize {
+        if let Some(slot) = SlotRef::existing() {
+            self.drain(slot);
+        }
+        self.discard_empty()
+    }
+
+    fn validate(self) -> Result<(), Corruption> {
+        let shape = self.shape();
+        let wrong = |what, head: PageRef| Corruption {
+            what,
+            address: head.address() as usize,
+        };
+        for node in &self.0.nodes {
+            let list = node.lock();
+            for head in list.partial.iter() {
+                let state = word::load(&head.word);
+                if head.cache() != self.id() {
+                    return Err(wrong("a slab of another cache on the list", head));
+                }
+                if state.frozen || state.head == 0 || head.private[1].load(Relaxed) != LISTED {
+                    return Err(wrong("a slab on the wrong list", head));
+                }
+                let mut stray = false;
+                let first = slab::object_at(head, state.head);
+                // SAFETY: nobody uses the cache meanwhile, by the contract.
+                let walked = unsafe {
+                    shape.walk(head, first, |p| {
+                        stray |= granule::cell(p).is_none_or(|m| m.load(Relaxed) != 0);
+                    })
+                };
+                match walked {
+                    None => return Err(wrong("a freelist leads out of its slab", head)),
+                    Some((_, n)) if n + state.inuse != shape.objects => {
+                        return Err(wrong("free objects and the slab's count differ", head));
+                    }
+                    Some(_) if stray => return Err(wrong("an object in use on a freelist", head)),
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn info(self) -> CacheInfo {
+        let Record {
+            head,
+            shape,
+            counters: c,
+            ..
+        } = self.0;
+        let total = usize::from(shape.objects);
+        let mut info = CacheInfo::new(head.size as usize, shape.stride, total, shape.order.get());
+        info.slabs = self.0.slabs.load(Relaxed);
+        let mut free = 0;
+        let mut empty = 0;
+        for node in &self.0.nodes {
+            let list = node.lock();
+            for head in list.partial.iter() {
+                let inuse = usize::from(word::load(&head.word).inuse);
+                free += total - inuse;
+                empty += usize::from(inuse == 0);
+            }
+        }
+        slots::for_each(|slot| {
+            let hot = slot.hot(self.id());
+            if let Some((head, list)) = hot.slab() {
+                // SAFETY: exact at quiescence, which is all that is promised; links
+                // that change meanwhile end the walk.
+                let on_list = unsafe { shape.walk(head, list, |_| {}) }.map_or(0, |(_, n)| n);
+                info.queued += usize::from(on_list);
+                info.queued += total - usize::from(word::load(&head.word).inuse);
+            }
+            for head in slot.cold(self.id()).iter() {
+                info.queued += total - usize::from(word::load(&head.word).inuse);
+            }
+        });
+        info.active_slabs = info.slabs.saturating_sub(empty);
+        info.in_use = (info.slabs * total).saturating_sub(free + info.queued);
+        let counters = [
+            ("cpu_slab_refill", &c.cpu_slab_refill),
+            ("deactivate_cpu_slab", &c.deactivate_cpu_slab),
+            ("cpu_partial_alloc", &c.cpu_partial_alloc),
+            ("cpu_partial_free", &c.cpu_partial_free),
+            ("cpu_partial_drain", &c.cpu_partial_drain),
+            ("node_partial_get", &c.node_partial_get),
+            ("remote_node_get", &c.remote_node_get),
+            ("free_slow", &c.free_slow),
+            ("free_frozen", &c.free_frozen),
+            ("new_slab", &c.new_slab),
+            ("discard_slab", &c.discard_slab),
+        ];
+        for (cell, (name, value)) in info.counters.iter_mut().zip(counters) {
+            *cell = (name, value.load(Relaxed));
+        }
+        info
+    }
+
+    fn destroy(self) -> Result<(), DestroyError> {
+        // By the contract no thread is using the cache: what their slots hold can be
+        // taken from here.
+        slots::for_each(|slot| self.drain(slot));
+        let in_use = self.info().in_use;
+        if in_use > 0 {
+            return Err(DestroyError::Busy(in_use));
+        }
+        self.discard_empty();
+        registry::unregister(self.id());
+        // SAFETY: unregistered and unused: nobody refers to the record any more.
+        unsafe { meta::free(NonNull::from(self.0).cast(), size_of::<Record>()) };
+        Ok(())
+    }
+}
