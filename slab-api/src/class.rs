@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
-        for bytes in 0..=MAX_OBJECT {
+        for bytes in 1..=MAX_OBJECT {
             let class = of(bytes);
             assert!(size(class) >= bytes);
             assert!(class == 0 || size(class - 1) < bytes, "{bytes}");

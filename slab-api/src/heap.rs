@@ -104,7 +104,10 @@ impl<B: ObjectCache> Heap<B> {
         // SAFETY: callers pass sizes of at most MAX_OBJECT, so the index is inside
         // the table; only `create_class` fills it, with ids below LARGE.
         unsafe {
-            let id = self.ids.get_unchecked((size + 15) >> UNIT_SHIFT).load(Relaxed);
+            let id = self
+                .ids
+                .get_unchecked((size + 15) >> UNIT_SHIFT)
+                .load(Relaxed);
             core::hint::assert_unchecked(id < granule::LARGE);
             u32::from(id)
         }

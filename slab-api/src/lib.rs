@@ -4,6 +4,7 @@
 //! - [`cache`]: the trait [`ObjectCache`], descriptions, errors, snapshots;
 //! - [`registry`]: all caches by id, whatever their backend;
 //! - [`misuse`], [`fork`], [`config`]: reports, fork handlers, settings;
+//! - [`report`]: statistics as text and JSON;
 //! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`].
 //!
 //! Unsafe code is in cache, registry, fork, large, heap and misuse.
@@ -16,6 +17,7 @@ pub mod heap;
 pub mod large;
 pub mod misuse;
 pub mod registry;
+pub mod report;
 
 pub use cache::{
     CacheDesc, CacheError, CacheInfo, Constructor, Corruption, Counter, DestroyError, MAX_COUNTERS,
