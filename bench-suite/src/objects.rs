@@ -158,6 +158,9 @@ pub fn dispatch<R: CacheRun>(
         Ok(outcome)
     }
     match backend {
+        "slab" => run::<R, Cached<slab_classic::Classic>>(job, options),
+        "slub" => run::<R, Cached<slub::Slub>>(job, options),
+        "unified" => run::<R, Cached<slab_unified::Unified>>(job, options),
         "system" => run::<R, SystemMalloc>(job, options),
         _ if backend.starts_with("so:") => run::<R, SystemMalloc>(job, options),
         _ => Err(format!("this build has no backend '{backend}'")),

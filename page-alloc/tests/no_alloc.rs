@@ -213,10 +213,8 @@ fn nothing_allocates() {
     }
     let mut key = 0;
     // SAFETY: valid arguments.
-    assert_eq!(
-        unsafe { libc::pthread_key_create(&raw mut key, Some(disarm)) },
-        0
-    );
+    let made = unsafe { libc::pthread_key_create(&raw mut key, Some(disarm)) };
+    assert_eq!(made, 0);
     slot::at_thread_exit(|| ARMED.with(|armed| armed.set(true)));
     std::thread::spawn(move || {
         // SAFETY: the key exists.

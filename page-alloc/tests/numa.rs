@@ -112,7 +112,19 @@ fn a_full_node_falls_back_to_the_other() {
     });
 }
 
-/// Each node has room for what an arena was reserved for.
+/// An arena that is reserved for a run has room for it in the node's own region.
+#[test]
+fn a_nodes_share_is_large_enough() {
+    in_child("a_nodes_share_is_large_enough", || {
+        simulate(&[0, 1]).unwrap();
+        limit_address_space(2 << 30);
+        let run = alloc_run((600 << 20) / PAGE_SIZE, PAGE_SIZE, Large).unwrap();
+        assert!(page_of(run.page.address()).is_some());
+        free_run(run.page).unwrap();
+    });
+}
+
+/// Short address space, shared by two nodes.
 #[test]
 fn small_arenas_serve_every_node() {
     in_child("small_arenas_serve_every_node", || {

@@ -36,7 +36,7 @@ fn types_get_blocks_of_their_own() {
     in_child("types_get_blocks_of_their_own", || {
         let pages = Migratetype::ALL.map(|mt| [take(0, mt), take(3, mt), run(18, mt)]);
         for of_type in pages {
-            assert!(of_type.iter().all(|p| block_of(*p) == block_of(of_type[0])));
+            assert!(of_type.iter().all(|p| block_of(p) == block_of(of_type[0])));
         }
         let mut blocks = pages.map(|p| block_of(p[0])).to_vec();
         blocks.dedup();
@@ -138,7 +138,7 @@ fn without_placement_one_list_serves_all() {
     in_child("without_placement_one_list_serves_all", || {
         config::set_placement(false);
         let pages = Migratetype::ALL.map(|mt| run(18, mt));
-        assert!(pages.iter().all(|p| block_of(*p) == block_of(pages[0])));
+        assert!(pages.iter().all(|p| block_of(p) == block_of(pages[0])));
         let chunk = take(5, Movable);
         assert_eq!(block_of(chunk), block_of(pages[0]));
         let s = drained();
@@ -253,10 +253,7 @@ fn small_chunks_do_not_keep_the_purger_waiting() {
     in_child("small_chunks_do_not_keep_the_purger_waiting", || {
         config::set_purge_ms(Some(50));
         let pages: Vec<_> = (0..4096).map(|_| take(0, Unmovable)).collect();
-        pages
-            .iter()
-            .step_by(2)
-            .for_each(|p| free_pages(*p).unwrap());
+        pages.iter().step_by(2).for_each(|p| free_pages(p).unwrap());
         let start = Instant::now();
         while purge::pending() && start.elapsed() < Duration::from_secs(5) {
             purge::tick();
@@ -268,7 +265,7 @@ fn small_chunks_do_not_keep_the_purger_waiting() {
             .iter()
             .skip(1)
             .step_by(2)
-            .for_each(|p| free_pages(*p).unwrap());
+            .for_each(|p| free_pages(p).unwrap());
         assert_all_merged();
     });
 }

@@ -236,10 +236,8 @@ fn operations_after_thread_exit() {
         pcp::drain_current();
         let mut key = 0;
         // SAFETY: valid arguments.
-        assert_eq!(
-            unsafe { libc::pthread_key_create(&raw mut key, Some(late)) },
-            0
-        );
+        let made = unsafe { libc::pthread_key_create(&raw mut key, Some(late)) };
+        assert_eq!(made, 0);
         let mut records = 0;
         for round in 0..200 {
             std::thread::spawn(move || {

@@ -1,1 +1,34 @@
-//! placeholder
+//! The slab allocators as a malloc: `LD_PRELOAD=libslab_preload.so any-program`.
+//!
+//! ```text
+//!   program ── malloc ─▶ symbols: jmp *TABLE.malloc ─▶ entry::malloc::<Slub> ─▶ slab_api::Heap<Slub>
+//!           ── new ────▶ cxx: the same call; a failure goes on in libstdc++, which throws
+//! ```
+//!
+//! * [`backend`] — the three heaps, one static each.
+//! * [`dispatch`] — the table of function pointers behind every hot symbol. Its first entries
+//!   choose a backend by `SLABMALLOC_CONF`, fill the table with that backend's functions and go on
+//!   there.
+//! * [`entry`] — malloc, free and their kin, written once over a heap and monomorphised for each
+//!   backend: what C demands of sizes, alignments and errno.
+//! * [`symbols`], [`cxx`] — the exported names, and nothing else is exported.
+//! * [`start`] — what happens before `main`, around `fork`, and at exit.
+//! * [`report`], [`out`] — statistics as text, JSON and XML, written without allocating.
+//!
+//! Unsafe code is in [`cxx`], [`dispatch`], [`entry`], [`errno`], [`out`], [`start`] and
+//! [`symbols`]. Nothing here allocates, panics, or uses std's I/O: this *is* malloc.
+
+#![deny(unsafe_code)]
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("port the jumps in dispatch.rs (`export!`) and cxx.rs to this architecture");
+
+mod backend;
+mod cxx;
+mod dispatch;
+mod entry;
+mod errno;
+mod out;
+mod report;
+mod start;
+mod symbols;

@@ -1,0 +1,14 @@
+//! Link arguments of the preload library.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    // Pointers into the library (fork handlers, the thread-exit key's destructor, the program's
+    // own copies of `malloc`) outlive any dlclose, and a Rust cdylib cannot be unloaded safely
+    // anyway.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // The function-pointer tables of the three backends become read-only once relocated, and no
+    // symbol is resolved lazily in the middle of a malloc.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,relro,-z,now");
+    // A program may also link it (`cc prog.c -lslab_preload`): record a name, not a path.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libslab_preload.so");
+}

@@ -1,0 +1,145 @@
+//! Start and end of the process, and fork.
+//!
+//! malloc runs before any constructor of ours, so the first call sets up everything that calls
+//! need; the constructor only makes sure that this happened before `main`, for programs that
+//! never allocate.
+
+#![allow(unsafe_code)]
+
+use core::ffi::{CStr, c_char, c_int};
+use core::fmt::Write as _;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use page_alloc::os;
+use page_alloc::text::FdWriter;
+use slab_api::{config, fork};
+
+use crate::dispatch::{self, Choice};
+use crate::report;
+
+/// The backend that the settings name.
+pub fn configured_backend() -> Choice {
+    match config::settings().backend {
+        config::Backend::Unified => Choice::Unified,
+        config::Backend::Slub => Choice::Slub,
+        config::Backend::Slab => Choice::Classic,
+    }
+}
+
+/// Called by whoever filled the table; the body runs once in a process.
+///
+/// The fork handlers are registered here rather than in a constructor so that they come before
+/// those of the program and its libraries: prepare handlers run in reverse order, so ours locks
+/// last and unlocks first, and a handler that allocates does so while no lock is held.
+/// (Libraries that do come earlier are served as well: the forking thread passes through its own
+/// locks.)
+pub fn once_installed() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    // SAFETY: the three handlers are functions of this library, which is never unloaded (-z
+    // nodelete). Registering may call malloc, which works by now. Its failure (ENOMEM) leaves
+    // fork as unsafe as it is in any allocator without handlers; there is nothing better to do.
+    unsafe {
+        libc::pthread_atfork(
+            Some(before_fork),
+            Some(after_fork_parent),
+            Some(after_fork_child),
+        )
+    };
+}
+
+unsafe extern "C" fn before_fork() {
+    fork::prepare();
+}
+
+unsafe extern "C" fn after_fork_parent() {
+    fork::parent();
+}
+
+unsafe extern "C" fn after_fork_child() {
+    // SAFETY: the child of the fork that ran `before_fork`; no thread was started yet.
+    unsafe { fork::child() };
+}
+
+extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, _envp: *const *const c_char) {
+    dispatch::chosen();
+}
+
+extern "C" fn destructor() {
+    match config::settings().stats {
+        config::Stats::None => {}
+        config::Stats::Exit => report::text(libc::STDERR_FILENO, dispatch::chosen()),
+        config::Stats::Json(path) => json_to(path),
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = constructor;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static DESTRUCTOR: extern "C" fn() = destructor;
+
+/// Writes the JSON report to `template` with each `%p` replaced by the process id.
+fn json_to(template: &[u8]) {
+    let mut path = [0u8; libc::PATH_MAX as usize];
+    let expanded = expand(template, std::process::id(), &mut path);
+    let opened = expanded.and_then(os::create_file);
+    match opened {
+        Some(fd) => {
+            report::json(fd, dispatch::chosen());
+            os::close(fd);
+        }
+        None => {
+            let mut line = FdWriter::new(libc::STDERR_FILENO);
+            let _ = line.write_str("slabmalloc: the statistics cannot be written to stats=json:");
+            for chunk in template.utf8_chunks() {
+                let _ = line.write_str(chunk.valid());
+            }
+            let _ = line.write_str("\n");
+        }
+    }
+}
+
+/// `template` with `%p` replaced, as a C string in `buffer`; `None` when it does not fit or
+/// holds a NUL.
+fn expand<'a>(template: &[u8], pid: u32, buffer: &'a mut [u8]) -> Option<&'a CStr> {
+    let mut used = 0;
+    let mut push = |byte: u8| {
+        *buffer.get_mut(used)? = byte;
+        used += 1;
+        Some(())
+    };
+    let mut rest = template;
+    while let [first, after @ ..] = rest {
+        if let [b'%', b'p', tail @ ..] = rest {
+            let mut place = 1_000_000_000;
+            while place > 1 && pid < place {
+                place /= 10;
+            }
+            while place > 0 {
+                push(b'0' + (pid / place % 10) as u8)?;
+                place /= 10;
+            }
+            rest = tail;
+        } else {
+            push(*first)?;
+            rest = after;
+        }
+    }
+    push(0)?;
+    CStr::from_bytes_until_nul(buffer).ok()
+}
+
+/// Writes `message` to standard error and aborts.
+#[cold]
+pub fn die(message: &str) -> ! {
+    let mut line = FdWriter::new(libc::STDERR_FILENO);
+    let _ = line.write_str(message);
+    line.flush();
+    // SAFETY: abort has no preconditions.
+    unsafe { libc::abort() }
+}

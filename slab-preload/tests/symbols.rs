@@ -1,0 +1,144 @@
+//! What the library exports, and what it needs.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+const C: &str = "malloc calloc realloc free cfree reallocarray posix_memalign aligned_alloc memalign valloc pvalloc \
+    malloc_usable_size malloc_trim mallopt mallinfo mallinfo2 malloc_info malloc_stats free_sized free_aligned_sized";
+
+const CXX: &str = "_Znwm _Znam _ZnwmRKSt9nothrow_t _ZnamRKSt9nothrow_t _ZnwmSt11align_val_t _ZnamSt11align_val_t \
+    _ZnwmSt11align_val_tRKSt9nothrow_t _ZnamSt11align_val_tRKSt9nothrow_t \
+    _ZdlPv _ZdaPv _ZdlPvm _ZdaPvm _ZdlPvRKSt9nothrow_t _ZdaPvRKSt9nothrow_t _ZdlPvSt11align_val_t _ZdaPvSt11align_val_t \
+    _ZdlPvmSt11align_val_t _ZdaPvmSt11align_val_t _ZdlPvSt11align_val_tRKSt9nothrow_t _ZdaPvSt11align_val_tRKSt9nothrow_t";
+
+fn output(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(args)
+        .arg(common::library())
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(
+        output.status.success(),
+        "{program}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Every symbol that a program may take from its malloc, and no other.
+#[test]
+fn exported() {
+    let text = output("nm", &["-D", "--defined-only"]);
+    let exported: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(2))
+        .collect();
+    let wanted: BTreeSet<&str> = C.split_whitespace().chain(CXX.split_whitespace()).collect();
+    assert_eq!(wanted.len(), 40);
+    assert_eq!(exported, wanted);
+}
+
+/// The header declares what the library exports.
+#[test]
+fn declared() {
+    let header = std::fs::read_to_string(common::crate_dir().join("include/slabmalloc.h"))
+        .expect("the header");
+    for name in C.split_whitespace() {
+        assert!(
+            header.contains(&format!("{name}(")),
+            "{name} is not in slabmalloc.h"
+        );
+    }
+    let source = common::fresh_dir("header").join("header.c");
+    std::fs::write(
+        &source,
+        "#include <stdlib.h>\n#include <malloc.h>\n#include \"slabmalloc.h\"\n",
+    )
+    .expect("a file");
+    let include = common::crate_dir().join("include");
+    for language in ["c", "c++"] {
+        let output = Command::new("gcc")
+            .args([
+                "-x",
+                language,
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-pedantic",
+                "-fsyntax-only",
+                "-I",
+            ])
+            .args([&include, &source])
+            .output()
+            .expect("gcc");
+        assert!(
+            output.status.success(),
+            "as {language}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+/// The library stays when it is closed, resolves nothing lazily, and needs libc and libgcc_s alone.
+#[test]
+fn linked_as_a_malloc_must_be() {
+    let dynamic = output("readelf", &["-d", "-W"]);
+    assert!(dynamic.contains("NODELETE"), "{dynamic}");
+    assert!(dynamic.contains("NOW"), "{dynamic}");
+    let needed: BTreeSet<&str> = dynamic
+        .lines()
+        .filter(|line| line.contains("(NEEDED)"))
+        .filter_map(|line| line.split(['[', ']']).nth(1))
+        .collect();
+    let allowed = ["libc.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"];
+    assert!(
+        needed.iter().all(|name| allowed.contains(name)),
+        "{needed:?}"
+    );
+}
+
+/// Thread-local storage is reached by an offset from the thread pointer: `__tls_get_addr` may
+/// allocate. (std has thread-locals of the dynamic model, which the allocator must not come
+/// near.)
+#[test]
+fn no_dynamic_tls() {
+    const CRATES: [&str; 6] = [
+        "page_alloc",
+        "slab_api",
+        "slab_classic",
+        "slub",
+        "slab_unified",
+        "slab_preload",
+    ];
+    let text = output("objdump", &["-d", "--no-show-raw-insn", "--no-addresses"]);
+    let mut function = "";
+    let mut functions = 0;
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('<') {
+            function = name;
+            functions += 1;
+        } else if CRATES.iter().any(|name| function.contains(name)) {
+            assert!(!line.contains("__tls_get_addr"), "{function} {line}");
+        }
+    }
+    assert!(functions > 100, "the code was read");
+}
+
+/// malloc and free are one jump to the backend, and the backend's functions have no prologue on
+/// the way to a return.
+#[test]
+fn hot_symbols_are_one_jump() {
+    let text = output("objdump", &["-d", "--no-show-raw-insn", "--no-addresses"]);
+    for name in ["malloc", "free", "calloc", "realloc", "_ZdlPv", "_ZdlPvm"] {
+        let (_, body) = text
+            .split_once(&format!("<{name}>:\n"))
+            .unwrap_or_else(|| panic!("{name} is not in the code"));
+        let first = body.lines().next().unwrap_or_default().trim();
+        assert!(
+            first.starts_with("jmp") && first.contains("*0x") && first.contains("(%rip)"),
+            "{name} begins with {first}"
+        );
+    }
+}
