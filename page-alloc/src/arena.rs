@@ -231,6 +231,28 @@ pub fn page_of(p: *const u8) -> Option<PageRef> {
     page_of_elsewhere(p)
 }
 
+/// The first page of the naturally aligned chunk of `order` that holds `p`, and the
+/// distance of `p` from its start; `None` when no arena holds `p`. For chunks of
+/// [`crate::alloc_pages`] whose order the caller knows: no record is read.
+#[inline]
+pub fn chunk_of(p: *const u8, order: u8) -> Option<(PageRef, usize)> {
+    let arena = &ARENAS[0];
+    let offset = (p as usize).wrapping_sub(arena.base());
+    let index = (offset >> PAGE_SHIFT) & !((1 << order) - 1);
+    if index < arena.regions[0].frontier.load(Ordering::Relaxed) {
+        return Some((arena.page(index), offset - (index << PAGE_SHIFT)));
+    }
+    chunk_of_elsewhere(p, order)
+}
+
+#[cold]
+fn chunk_of_elsewhere(p: *const u8, order: u8) -> Option<(PageRef, usize)> {
+    let arena = arenas().iter().find(|a| a.holds_address(p as usize))?;
+    let offset = p as usize - arena.base();
+    let index = (offset >> PAGE_SHIFT) & !((1 << order) - 1);
+    Some((arena.page(index), offset - (index << PAGE_SHIFT)))
+}
+
 #[cold]
 fn page_of_elsewhere(p: *const u8) -> Option<PageRef> {
     let arena = arenas().iter().find(|a| a.holds_address(p as usize))?;

@@ -279,7 +279,9 @@ pub trait ObjectCache: Copy + Send + Sync + fmt::Debug + 'static {
     /// `p` must be an object in use of the cache `id`, `mark` its granule's byte.
     unsafe fn try_free(id: u32, p: *mut u8, mark: &AtomicU8) -> bool;
 
-    /// Gives an object back by way of the cache, and clears its mark.
+    /// Gives an object back by way of the cache, and clears its mark. Also called
+    /// for objects that [`Self::try_free`] would take: the slot may be armed, or the
+    /// object in another arena than the first.
     ///
     /// # Safety
     /// `p` must be an object in use of this cache.
@@ -374,9 +376,5 @@ unsafe fn free_checked<C: ObjectCache>(cache: C, p: *mut u8) {
     }
     // SAFETY: the mark (and the page's record) say that `p` is an object in use of
     // this cache.
-    unsafe {
-        if !C::try_free(cache.id(), p, mark) {
-            cache.free_slow(p);
-        }
-    }
+    unsafe { cache.free_slow(p) };
 }

@@ -431,11 +431,13 @@ fn size_at(p: *const u8) -> usize {
 #[cold]
 #[inline(never)]
 unsafe fn free_slow<B: ObjectCache>(p: *mut u8) {
-    if p.is_null() {
-        return;
-    }
-    let Some(mark) = granule::cell(p) else {
-        return misuse::report_free(p, B::BACKEND);
+    let mark = match granule::primary_cell(p) {
+        Some(mark) => mark,
+        None if p.is_null() => return,
+        None => match granule::cell(p) {
+            Some(mark) => mark,
+            None => return misuse::report_free(p, B::BACKEND),
+        },
     };
     let id = match mark.load(Relaxed) {
         0 => return misuse::report_free(p, B::BACKEND),
@@ -444,14 +446,10 @@ unsafe fn free_slow<B: ObjectCache>(p: *mut u8) {
         granule::EXTENDED => misuse::cache_at(p).unwrap_or(0),
         byte => u32::from(byte),
     };
-    let Some(cache) = B::from_id(id) else {
-        return misuse::report("free of an object of another backend's cache:", p);
-    };
-    // SAFETY: the mark says that `p` is an object in use of this cache.
-    unsafe {
-        if !B::try_free(id, p, mark) {
-            cache.free_slow(p);
-        }
+    match B::from_id(id) {
+        // SAFETY: the mark says that `p` is an object in use of this cache.
+        Some(cache) => unsafe { cache.free_slow(p) },
+        None => misuse::report("free of an object of another backend's cache:", p),
     }
 }
 

@@ -7,20 +7,29 @@
 //! - [`report`]: statistics as text and JSON;
 //! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`].
 //!
-//! Unsafe code is in cache, registry, fork, large, heap and misuse.
+//! - [`typed`]: caches of Rust types; `allocator`: collections on a heap (feature
+//!   `allocator-api2`); `conformance`: the suite every backend runs (feature).
+//!
+//! Unsafe code is in typed, allocator, config, cache, registry, fork, large, heap and misuse.
 
+#[cfg(feature = "allocator-api2")]
+mod allocator;
 pub mod cache;
 pub mod class;
 pub mod config;
+#[cfg(all(feature = "conformance", not(loom)))]
+pub mod conformance;
 pub mod fork;
 pub mod heap;
 pub mod large;
 pub mod misuse;
 pub mod registry;
 pub mod report;
+pub mod typed;
 
 pub use cache::{
     CacheDesc, CacheError, CacheInfo, Constructor, Corruption, Counter, DestroyError, MAX_COUNTERS,
     MAX_OBJECT, ObjectCache,
 };
 pub use heap::{Heap, HeapStats};
+pub use typed::{Cache, Object};

@@ -9,22 +9,17 @@
 //! are held at once. Slabs are made, and given back, outside the node's lock.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
-use page_alloc::{
-    Migratetype, PageList, PageRef, alloc_pages, granule, meta, page_of, purge, topology,
-};
+use page_alloc::{Migratetype, PageList, meta, topology};
 use slab_api::registry::{self, Backend, CacheHead};
-use slab_api::{
-    CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, ObjectCache,
-};
+use slab_api::{CacheDesc, CacheError, CacheInfo, Constructor, ObjectCache};
 
-use crate::array::{self, Source, View};
-use crate::node::{ALIEN_LIMIT, Alien, Node, NodeLevel};
+use crate::node::{Alien, Node, NodeLevel};
 use crate::reap::{self, WALK};
-use crate::slab::{self, Geometry, NONE, Placement};
+use crate::slab::{self, Geometry, Placement};
 use crate::slot::{self as slots, SlotRef};
 use crate::tunables::{Tunables, TuneError};
 

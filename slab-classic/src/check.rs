@@ -1,5 +1,7 @@
 //! Validation: every slab on the right list, every object in one place.
 
+#![deny(unsafe_code)]
+
 use core::sync::atomic::Ordering::Relaxed;
 
 use page_alloc::{PAGE_SHIFT, PageKind, PageRef, granule, page_of};

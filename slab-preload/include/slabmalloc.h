@@ -70,7 +70,8 @@ void cfree(void *block) SLABMALLOC_NOEXCEPT;
 void free_sized(void *block, size_t size) SLABMALLOC_NOEXCEPT;
 void free_aligned_sized(void *block, size_t align, size_t size) SLABMALLOC_NOEXCEPT;
 
-/* Gives free memory back to the system, all but pad bytes of it; 1 if there was some, else 0. */
+/* Gives free memory back to the system at once; 1 if there was some, else 0. pad is ignored: glibc keeps that much at
+ * the top of its heap, and this heap has no top. */
 int malloc_trim(size_t pad) SLABMALLOC_NOEXCEPT;
 
 /* --- Information ------------------------------------------------------------------------------------------------ */
@@ -78,9 +79,9 @@ int malloc_trim(size_t pad) SLABMALLOC_NOEXCEPT;
 /* How many bytes of block may be used: at least what was asked for; 0 for NULL. */
 size_t malloc_usable_size(void *block) SLABMALLOC_NOEXCEPT;
 
-/* Totals. mallinfo has int fields, each at most INT_MAX. arena: bytes taken from the system; hblks and hblkhd: large
- * blocks and their bytes; uordblks: bytes in use; fordblks: bytes free within arena; keepcost: bytes that malloc_trim
- * could give back. The others are 0. */
+/* Totals. mallinfo has int fields, each at most INT_MAX. arena: bytes taken from the system; hblkhd: bytes of large
+ * blocks; fsmblks: bytes of free small blocks in threads' queues; uordblks: bytes in use; fordblks: bytes of arena not
+ * in use; keepcost: bytes of whole free pages. The others are 0. */
 struct mallinfo mallinfo(void) SLABMALLOC_NOEXCEPT;
 struct mallinfo2 mallinfo2(void) SLABMALLOC_NOEXCEPT;
 

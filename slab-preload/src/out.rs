@@ -23,9 +23,10 @@ impl Stream {
         }
     }
 
-    /// Did any write fail?
+    /// Did any write fail, or was the stream in error before?
     pub fn failed(&self) -> bool {
-        self.failed
+        // SAFETY: `new`'s caller promised the stream.
+        self.failed || unsafe { libc::ferror(self.stream) } != 0
     }
 }
 

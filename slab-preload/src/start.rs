@@ -9,6 +9,7 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 
 use page_alloc::os;
 use page_alloc::text::FdWriter;
@@ -37,6 +38,9 @@ pub fn once_installed() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.swap(true, Ordering::AcqRel) {
         return;
+    }
+    if let config::Stats::Json(path) = config::settings().stats {
+        let _ = JSON_PATH.set(Template::new(path));
     }
     // SAFETY: the three handlers are functions of this library, which is never unloaded (-z
     // nodelete). Registering may call malloc, which works by now. Its failure (ENOMEM) leaves
@@ -71,7 +75,7 @@ extern "C" fn destructor() {
     match config::settings().stats {
         config::Stats::None => {}
         config::Stats::Exit => report::text(libc::STDERR_FILENO, dispatch::chosen()),
-        config::Stats::Json(path) => json_to(path),
+        config::Stats::Json(_) => json_to(JSON_PATH.get().map_or(b"", |path| path.text())),
     }
 }
 
@@ -82,6 +86,28 @@ static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_c
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static DESTRUCTOR: extern "C" fn() = destructor;
+
+/// The path of `stats=json:PATH`, kept from the start on: a program may overwrite its environment, as
+/// those do that write their state over the command line for ps. (OnceLock does not allocate.)
+static JSON_PATH: OnceLock<Template> = OnceLock::new();
+
+struct Template {
+    bytes: [u8; libc::PATH_MAX as usize],
+    used: usize,
+}
+
+impl Template {
+    fn new(path: &[u8]) -> Self {
+        let mut bytes = [0; libc::PATH_MAX as usize];
+        let used = path.len().min(bytes.len());
+        bytes[..used].copy_from_slice(&path[..used]);
+        Template { bytes, used }
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.bytes[..self.used]
+    }
+}
 
 /// Writes the JSON report to `template` with each `%p` replaced by the process id.
 fn json_to(template: &[u8]) {

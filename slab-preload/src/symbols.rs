@@ -169,5 +169,5 @@ pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut libc::FILE) ->
 /// `malloc_stats`: the heap's figures as text on standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_stats() {
-    report::totals();
+    report::summary(libc::STDERR_FILENO);
 }

@@ -13,7 +13,9 @@ fn paths(c: &mut Criterion) {
     // back once.
     let give = |p: NonNull<u8>| unsafe { cache.free(p) };
 
-    c.bench_function("pair/64", |b| b.iter(|| give(black_box(cache.alloc().expect("memory")))));
+    c.bench_function("pair/64", |b| {
+        b.iter(|| give(black_box(cache.alloc().expect("memory"))))
+    });
 
     let mut group = c.benchmark_group("batch");
     for n in [100usize, 1000, 10_000] {
@@ -36,7 +38,11 @@ fn paths(c: &mut Criterion) {
             unsafe { heap.free_sized(p, 100) };
         });
     });
-    for (name, bytes) in [("70 KiB", 70 << 10), ("1.1 MiB", 1153434), ("33 MiB", 33 << 20)] {
+    for (name, bytes) in [
+        ("70 KiB", 70 << 10),
+        ("1.1 MiB", 1153434),
+        ("33 MiB", 33 << 20),
+    ] {
         c.bench_function(&format!("heap/large pair of {name}"), |b| {
             b.iter(|| {
                 let p = black_box(heap.malloc(bytes));

@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{
-    Migratetype, PageList, PageRef, alloc_pages, free_pages, granule, meta, page_of, purge, slot,
-    topology,
+    GRANULE_SHIFT, Migratetype, PageList, PageRef, alloc_pages, chunk_of, free_pages, granule,
+    meta, purge, slot, topology,
 };
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
@@ -126,7 +126,9 @@ impl Slub {
                 unsafe { constructor(head.address().add(i * self.shape().stride)) };
             }
         }
-        let list = self.shape().init(head, self.id());
+        self.shape().init(head, self.id());
+        // SAFETY: the slab is ours.
+        let list = unsafe { self.shape().link_page(head) };
         self.0.slabs.fetch_add(1, Relaxed);
         bump(&self.0.counters.new_slab);
         Some((head, list))
@@ -194,6 +196,9 @@ impl Slub {
                 misuse::report("a free object was overwritten:", list);
                 // Its successors are lost: leave them, and the slab, alone.
                 hot.clear();
+            } else if shape.linked(head) < shape.objects {
+                // SAFETY: the CPU slab is this thread's.
+                return self.open(slot, head, unsafe { shape.link_page(head) });
             } else if let Some(first) = word::take_or_unfreeze(&head.word, shape.objects) {
                 bump(&self.0.counters.cpu_slab_refill);
                 return self.open(slot, head, slab::object_at(head, first));
@@ -233,13 +238,15 @@ impl Slub {
 
     /// Frees one object to its slab.
     fn free_to_slab(self, p: *mut u8, slot: Option<SlotRef>) {
-        let Some(head) = page_of(p).map(|page| page.head()) else {
+        let Some((head, distance)) = chunk_of(p, self.shape().order.get()) else {
             return;
         };
         let offset = self.shape().offset;
-        let pushed = word::push(&head.word, slab::granule_of(head, p), 1, |old| {
+        let base = p.wrapping_sub(distance);
+        let granule = (distance >> GRANULE_SHIFT) as u16 + 1;
+        let pushed = word::push(&head.word, granule, 1, |old| {
             // SAFETY: the object is ours until the exchange publishes it.
-            unsafe { slab::set_next(p, offset, slab::object_at(head, old)) };
+            unsafe { slab::set_next(p, offset, slab::object_in(base, old)) };
         });
         bump(&self.0.counters.free_slow);
         match pushed {
@@ -267,7 +274,10 @@ impl Slub {
     }
 
     /// Gives up a frozen slab of this thread, with what is left of its list.
-    fn release(self, head: PageRef, list: *mut u8) {
+    fn release(self, head: PageRef, mut list: *mut u8) {
+        if self.shape().linked(head) < self.shape().objects {
+            list = self.link_rest(head, list);
+        }
         // SAFETY: the list is this thread's.
         let walked = unsafe { self.shape().walk(head, list, |_| {}) };
         let (first, last, count) = match walked {
@@ -301,6 +311,21 @@ impl Slub {
         } else {
             node.partial.push_front(head);
         }
+    }
+
+    /// Puts the objects that were never linked in front of a list of the slab.
+    #[cold]
+    fn link_rest(self, head: PageRef, list: *mut u8) -> *mut u8 {
+        let shape = self.shape();
+        // SAFETY: the slab, its unlinked objects and the list are this thread's.
+        unsafe {
+            let first = shape.link(head, shape.objects);
+            if let Some((last, 1..)) = shape.walk(head, first, |_| {}) {
+                slab::set_next(last, shape.offset, list);
+                return first;
+            }
+        }
+        list
     }
 
     /// The slab's last object in use came back while it was on the node's list.
@@ -418,7 +443,7 @@ impl ObjectCache for Slub {
                     objects,
                 },
                 min_partial: (stride.ilog2() as usize / 2).clamp(5, 10),
-                cpu_partial: (2 * cpu_partial_objects / usize::from(objects)).clamp(2, 30),
+                cpu_partial: (2 * cpu_partial_objects / usize::from(objects)).clamp(8, 30),
                 migratetype: desc.migratetype,
                 constructor: desc.constructor,
                 slabs: AtomicUsize::new(0),
@@ -586,7 +611,7 @@ impl ObjectCache for Slub {
                 // SAFETY: exact at quiescence, which is all that is promised; links
                 // that change meanwhile end the walk.
                 let on_list = unsafe { shape.walk(head, list, |_| {}) }.map_or(0, |(_, n)| n);
-                info.queued += usize::from(on_list);
+                info.queued += usize::from(on_list) + total - usize::from(shape.linked(head));
                 info.queued += total - usize::from(word::load(&head.word).inuse);
             }
             for head in slot.cold(self.id()).iter() {

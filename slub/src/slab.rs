@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   slab:   [ object | object | object | ... | rest ]
-//!   free object:  ....[ next ^ secret ^ swapped address ]....   near its middle
+//!   free object:  ....[ next ^ secret ^ address ]....   near its middle
 //! ```
 //! The free pointer lies near the object's middle, where an overflow of the
 //! neighbour does not reach first (behind the object when the cache has a
@@ -24,10 +24,13 @@ pub(crate) struct Shape {
     pub(crate) objects: u16,
 }
 
-/// The kernel's rule: the lowest order up to 3 with at least 12 objects that wastes
-/// at most 1/16, else 1/8, else 1/4; objects too large for that take the order up to
-/// 5 that wastes least.
+/// Small objects, up to 256 bytes, take [`SMALL_ORDER`]; then the kernel's rule: the
+/// lowest order up to 3 with at least 12 objects that wastes at most 1/16, else 1/8,
+/// else 1/4; objects too large for that take the order up to 5 that wastes least.
 pub(crate) fn order_for(stride: usize) -> Order {
+    if stride <= 256 {
+        return Order::new(SMALL_ORDER).unwrap_or(Order::ZERO);
+    }
     // 4 * (fls(cpus) + 1) for two CPUs; a constant, so that the same program has the
     // same slabs on every machine.
     const MIN_OBJECTS: usize = 12;
@@ -54,6 +57,12 @@ pub(crate) fn order_for(stride: usize) -> Order {
         .unwrap_or(Order::MAX)
 }
 
+/// The order for small objects. The kernel would take one page; but a thread's frees
+/// to other slabs than its CPU slab cost a compare-exchange each, so a larger CPU slab
+/// serves longer bursts, and as its objects are linked a page at a time
+/// ([`Shape::link_page`]) it takes no more memory than it uses.
+const SMALL_ORDER: u8 = 4;
+
 static SECRET: AtomicUsize = AtomicUsize::new(0);
 
 /// The process's secret: from the kernel's random bytes for new programs.
@@ -76,7 +85,7 @@ pub(crate) fn init_secret() {
 
 #[inline(always)]
 fn code(place: usize) -> usize {
-    SECRET.load(Relaxed) ^ place.swap_bytes()
+    SECRET.load(Relaxed) ^ place
 }
 
 /// Reads the free object's next one.
@@ -114,11 +123,15 @@ pub(crate) fn granule_of(head: PageRef, p: *mut u8) -> u16 {
 /// The object of that name; null for 0.
 #[inline]
 pub(crate) fn object_at(head: PageRef, granule: u16) -> *mut u8 {
+    object_in(head.address(), granule)
+}
+
+/// As [`object_at`] for a slab that starts at `base`.
+#[inline]
+pub(crate) fn object_in(base: *mut u8, granule: u16) -> *mut u8 {
     match granule {
         0 => core::ptr::null_mut(),
-        n => head
-            .address()
-            .wrapping_add((n as usize - 1) << GRANULE_SHIFT),
+        n => base.wrapping_add((n as usize - 1) << GRANULE_SHIFT),
     }
 }
 
@@ -128,28 +141,58 @@ impl Shape {
         self.order.bytes()
     }
 
-    /// Makes a slab of fresh pages: links all objects in address order. Returns the
-    /// first.
-    pub(crate) fn init(&self, head: PageRef, cache: u32) -> *mut u8 {
+    /// Makes a slab of fresh pages. Its objects are not linked yet: see
+    /// [`Self::link_page`].
+    pub(crate) fn init(&self, head: PageRef, cache: u32) {
         let base = head.address();
         for i in 0..self.order.pages() {
-            let at = base.wrapping_add(i * PAGE_SIZE);
-            if let Some(page) = page_of(at) {
+            if let Some(page) = page_of(base.wrapping_add(i * PAGE_SIZE)) {
                 page.set_cache(cache);
             }
         }
         head.set_kind(PageKind::Slab);
-        for i in 0..self.objects as usize {
+        head.private[2].store(0, Relaxed);
+    }
+
+    /// Objects of the slab that were linked so far; the others lie behind them,
+    /// untouched. Only the slab's owner changes it.
+    pub(crate) fn linked(&self, head: PageRef) -> u16 {
+        head.private[2].load(Relaxed) as u16
+    }
+
+    /// Links the next page's worth of objects that were never linked, in address
+    /// order; returns the first, null when all are linked.
+    ///
+    /// # Safety
+    /// The caller must own the slab, and its unlinked objects with it.
+    pub(crate) unsafe fn link_page(&self, head: PageRef) -> *mut u8 {
+        // SAFETY: promised by the caller.
+        unsafe { self.link(head, (PAGE_SIZE / self.stride).max(1) as u16) }
+    }
+
+    /// As [`Self::link_page`] for up to `count` objects.
+    ///
+    /// # Safety
+    /// As [`Self::link_page`].
+    pub(crate) unsafe fn link(&self, head: PageRef, count: u16) -> *mut u8 {
+        let from = self.linked(head);
+        let to = self.objects.min(from.saturating_add(count));
+        if from == to {
+            return core::ptr::null_mut();
+        }
+        let base = head.address();
+        for i in usize::from(from)..usize::from(to) {
             let p = base.wrapping_add(i * self.stride);
-            let next = if i + 1 < self.objects as usize {
-                base.wrapping_add((i + 1) * self.stride)
+            let next = if i + 1 < usize::from(to) {
+                p.wrapping_add(self.stride)
             } else {
                 core::ptr::null_mut()
             };
-            // SAFETY: an object of the fresh slab, which is ours.
+            // SAFETY: an object of the slab that nobody has had yet.
             unsafe { set_next(p, self.offset, next) };
         }
-        base
+        head.private[2].store(u64::from(to), Relaxed);
+        base.wrapping_add(usize::from(from) * self.stride)
     }
 
     /// Whether `p` starts an object of the slab.
@@ -196,7 +239,7 @@ mod tests {
             assert!(order.bytes() >= stride && order.get() <= 5, "{stride}");
             assert!(order.bytes() / stride < u16::MAX as usize);
         }
-        assert_eq!(order_for(64).get(), 0);
+        assert_eq!(order_for(64).get(), SMALL_ORDER);
         assert_eq!(order_for(1024).get(), 2);
     }
 

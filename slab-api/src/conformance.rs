@@ -1,0 +1,563 @@
+//! The suite that every backend runs: what [`ObjectCache`] promises, and [`Heap`] on
+//! top of it, whatever the design below.
+//!
+//! `slab_api::conformance_tests!(Backend);` in a test file makes a `#[test]` of each
+//! check. Some change process-wide settings, so all hold one lock.
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+
+use page_alloc::{config, granule};
+
+use crate::misuse::{self, OnError};
+use crate::{CacheDesc, CacheError, DestroyError, Heap, MAX_OBJECT, ObjectCache};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a `#[test]` of each check for a backend.
+#[macro_export]
+macro_rules! conformance_tests {
+    ($backend:ty: $($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            $crate::conformance::$name::<$backend>();
+        })*
+    };
+    ($backend:ty) => {
+        $crate::conformance_tests!($backend:
+            descriptions alignment content bulk constructors destroy misuse_is_detected
+            exhaustion threads churn oracle heap_sizes heap_alignment heap_realloc heap_zeroing
+            shrink_gives_back);
+    };
+}
+
+fn cache<C: ObjectCache>(desc: CacheDesc<'_>) -> C {
+    C::create(&desc.no_merge()).expect("a cache")
+}
+
+fn take<C: ObjectCache>(cache: C) -> usize {
+    cache.alloc().expect("memory").as_ptr().expose_provenance()
+}
+
+fn at(p: usize) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(p)
+}
+
+fn give<C: ObjectCache>(cache: C, p: usize) {
+    // SAFETY: the checks give back what they took from the same cache, once.
+    unsafe { cache.free(NonNull::new(at(p)).expect("not null")) };
+}
+
+fn end<C: ObjectCache>(cache: C) {
+    cache.validate().expect("valid");
+    assert_eq!(cache.info().in_use, 0);
+    cache.destroy().expect("nothing in use");
+}
+
+fn random(seed: &mut u64) -> usize {
+    *seed = seed
+        .wrapping_mul(6364136223846793005)
+        .wrapping_add(1442695040888963407);
+    (*seed >> 33) as usize
+}
+
+/// Bad descriptions are refused with the right error.
+pub fn descriptions<C: ObjectCache>() {
+    let _alone = alone();
+    let refused = |desc: CacheDesc<'_>| C::create(&desc).map(|_| ()).expect_err("must be refused");
+    assert_eq!(refused(CacheDesc::new("none", 0)), CacheError::Size);
+    assert_eq!(
+        refused(CacheDesc::new("huge", MAX_OBJECT + 1)),
+        CacheError::Size
+    );
+    assert_eq!(
+        refused(CacheDesc::new("odd", 64).align(48)),
+        CacheError::Align
+    );
+    assert_eq!(
+        refused(CacheDesc::new("far", 64).align(8192)),
+        CacheError::Align
+    );
+}
+
+/// Every size and alignment: aligned, distinct, large enough.
+pub fn alignment<C: ObjectCache>() {
+    let _alone = alone();
+    for size in [
+        1usize, 8, 16, 17, 48, 64, 100, 192, 500, 1024, 1500, 4096, 5000, 9216, 22528, 32768,
+    ] {
+        for align in [1, 16, 64, 256, 4096] {
+            if size.next_multiple_of(align) > MAX_OBJECT {
+                continue;
+            }
+            let cache: C = cache(CacheDesc::new("alignment", size).align(align));
+            let mut objects: Vec<usize> = (0..40).map(|_| take(cache)).collect();
+            for (n, p) in objects.iter().enumerate() {
+                assert!(p.is_multiple_of(align.max(16)), "{size}/{align}: {p:#x}");
+                // SAFETY: ours, `size` bytes.
+                unsafe { at(*p).write_bytes(n as u8, size) };
+            }
+            for (n, p) in objects.iter().enumerate() {
+                // SAFETY: as above.
+                let whole = (0..size).all(|i| unsafe { at(*p).add(i).read() } == n as u8);
+                assert!(whole, "{size}/{align}: objects overlap");
+            }
+            objects.sort_unstable();
+            assert!(objects.windows(2).all(|w| w[1] - w[0] >= size));
+            for p in objects {
+                give(cache, p);
+            }
+            end(cache);
+        }
+    }
+}
+
+/// What is written stays, while other objects come and go.
+pub fn content<C: ObjectCache>() {
+    let _alone = alone();
+    let cache: C = cache(CacheDesc::new("content", 72));
+    let kept: Vec<usize> = (0..500).map(|_| take(cache)).collect();
+    for (n, p) in kept.iter().enumerate() {
+        // SAFETY: ours, 72 bytes.
+        unsafe { at(*p).write_bytes(n as u8, 72) };
+    }
+    for _ in 0..50 {
+        let others: Vec<usize> = (0..300).map(|_| take(cache)).collect();
+        for p in others {
+            // SAFETY: ours, 72 bytes.
+            unsafe { at(p).write_bytes(0xee, 72) };
+            give(cache, p);
+        }
+    }
+    for (n, p) in kept.into_iter().enumerate() {
+        // SAFETY: ours, 72 bytes.
+        assert!((0..72).all(|i| unsafe { at(p).add(i).read() } == n as u8));
+        give(cache, p);
+    }
+    end(cache);
+}
+
+/// Bulk calls give and take what single ones would.
+pub fn bulk<C: ObjectCache>() {
+    let _alone = alone();
+    let cache: C = cache(CacheDesc::new("bulk", 128));
+    for n in [0, 1, 7, 64, 250, 3000] {
+        let mut out = vec![std::ptr::null_mut(); n];
+        assert_eq!(cache.alloc_bulk(&mut out), n);
+        assert_eq!(cache.info().in_use, n);
+        let mut sorted: Vec<usize> = out.iter().map(|p| *p as usize).collect();
+        sorted.sort_unstable();
+        assert!(sorted.windows(2).all(|w| w[1] - w[0] >= 128), "distinct");
+        for p in &sorted {
+            assert_ne!(
+                granule::cell(at(*p))
+                    .expect("ours")
+                    .load(std::sync::atomic::Ordering::Relaxed),
+                0
+            );
+        }
+        // SAFETY: taken above, given back once.
+        unsafe { cache.free_bulk(&out) };
+        assert_eq!(cache.info().in_use, 0);
+    }
+    end(cache);
+}
+
+/// Constructors run once an object, and objects stay constructed.
+pub fn constructors<C: ObjectCache>() {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    unsafe fn construct(p: *mut u8) {
+        RUNS.fetch_add(1, Relaxed);
+        // SAFETY: a fresh object of 56 bytes.
+        unsafe { p.write_bytes(0x3d, 56) };
+    }
+    let _alone = alone();
+    RUNS.store(0, Relaxed);
+    let cache: C = cache(CacheDesc::new("constructed", 56).constructor(construct));
+    for _ in 0..20 {
+        let objects: Vec<usize> = (0..400).map(|_| take(cache)).collect();
+        for p in &objects {
+            // SAFETY: ours, 56 bytes.
+            assert!((0..56).all(|i| unsafe { at(*p).add(i).read() } == 0x3d));
+        }
+        for p in objects {
+            give(cache, p);
+        }
+    }
+    let info = cache.info();
+    let made = RUNS.load(Relaxed);
+    assert!(
+        made >= 400 && made.is_multiple_of(info.objects_per_slab),
+        "{made} runs, {info:?}"
+    );
+    assert!(made <= 20 * 400, "constructed again for a reuse");
+    end(cache);
+}
+
+/// A cache with objects in use is not destroyed, and goes on working.
+pub fn destroy<C: ObjectCache>() {
+    let _alone = alone();
+    let cache: C = cache(CacheDesc::new("busy", 200));
+    let objects: Vec<usize> = (0..30).map(|_| take(cache)).collect();
+    assert_eq!(cache.destroy(), Err(DestroyError::Busy(30)));
+    let more = take(cache);
+    for p in objects.into_iter().chain([more]) {
+        give(cache, p);
+    }
+    let id = cache.id();
+    cache.destroy().expect("nothing in use");
+    assert!(C::from_id(id).is_none());
+}
+
+/// Double, interior, misaligned and foreign frees are noticed, and harm nothing.
+pub fn misuse_is_detected<C: ObjectCache>() {
+    let _alone = alone();
+    misuse::set_on_error(OnError::Ignore);
+    let cache: C = cache(CacheDesc::new("misuse", 64));
+    let other: C = self::cache(CacheDesc::new("other", 64));
+    let objects: Vec<usize> = (0..50).map(|_| take(cache)).collect();
+    let stranger = take(other);
+    let mut expected = misuse::detected();
+    let mut bad = |p: usize| {
+        give(cache, p);
+        expected += 1;
+        assert_eq!(
+            misuse::detected(),
+            expected,
+            "a free of {p:#x} went unnoticed"
+        );
+    };
+    let local = 0u128;
+    give(cache, objects[0]);
+    bad(objects[0]);
+    give(cache, objects[1]);
+    bad(objects[0]);
+    bad(objects[2] + 16);
+    bad(objects[2] + 1);
+    bad((&raw const local) as usize);
+    bad(0x1234_5678_9000);
+    bad(stranger);
+    std::thread::scope(|s| {
+        s.spawn(|| bad(objects[1]));
+    });
+    misuse::set_on_error(OnError::Abort);
+    assert_eq!(cache.info().in_use, 48);
+    for p in &objects[2..] {
+        give(cache, *p);
+    }
+    give(other, stranger);
+    end(cache);
+    end(other);
+}
+
+/// Out of memory is told by `None`, and over when memory is back.
+pub fn exhaustion<C: ObjectCache>() {
+    let _alone = alone();
+    let cache: C = cache(CacheDesc::new("exhaustion", 4096));
+    let limit = page_alloc::committed_bytes() + (8 << 20);
+    config::set_arena_max(limit);
+    let mut objects = Vec::new();
+    while let Some(p) = cache.alloc() {
+        objects.push(p.as_ptr().expose_provenance());
+        assert!(objects.len() < 1 << 20, "the limit does not hold");
+    }
+    assert!(cache.alloc().is_none(), "and stays so");
+    let count = objects.len();
+    for p in objects {
+        give(cache, p);
+    }
+    let again: Vec<usize> = (0..count / 2).map(|_| take(cache)).collect();
+    config::set_arena_max(usize::MAX);
+    for p in again {
+        give(cache, p);
+    }
+    end(cache);
+}
+
+/// Four threads pass objects around; every object is owned by one at a time.
+pub fn threads<C: ObjectCache>() {
+    const THREADS: usize = 4;
+    let _alone = alone();
+    let cache: C = cache(CacheDesc::new("threads", 80));
+    let (senders, receivers): (Vec<_>, Vec<_>) =
+        (0..THREADS).map(|_| mpsc::channel::<Vec<usize>>()).unzip();
+    std::thread::scope(|s| {
+        for (me, receiver) in receivers.into_iter().enumerate() {
+            let senders = senders.clone();
+            s.spawn(move || {
+                let mut seed = me as u64 + 99;
+                let mut mine: Vec<usize> = Vec::new();
+                let stamp = |p: usize| {
+                    // SAFETY: ours, 80 bytes.
+                    unsafe { at(p).cast::<u64>().write(p as u64 ^ 0x55) };
+                };
+                let check = |p: usize| {
+                    // SAFETY: ours, 80 bytes.
+                    let found = unsafe { at(p).cast::<u64>().read() };
+                    assert_eq!(found, p as u64 ^ 0x55, "two owners wrote to one object");
+                };
+                for _ in 0..2000 {
+                    for _ in 0..random(&mut seed) % 40 {
+                        let p = take(cache);
+                        stamp(p);
+                        mine.push(p);
+                    }
+                    let keep = random(&mut seed) % (mine.len() + 1);
+                    let batch = mine.split_off(keep);
+                    let _ = senders[random(&mut seed) % THREADS].send(batch);
+                    for p in receiver
+                        .try_iter()
+                        .flatten()
+                        .chain(mine.drain(..mine.len() / 4))
+                    {
+                        check(p);
+                        // SAFETY: ours; spoils the stamp for whoever frees it too.
+                        unsafe { at(p).cast::<u64>().write(0) };
+                        give(cache, p);
+                    }
+                }
+                drop(senders);
+                for p in mine.into_iter().chain(receiver.into_iter().flatten()) {
+                    check(p);
+                    give(cache, p);
+                }
+            });
+        }
+        drop(senders);
+    });
+    end(cache);
+}
+
+/// Threads that end leave nothing behind.
+pub fn churn<C: ObjectCache>() {
+    let _alone = alone();
+    let cache: C = cache(CacheDesc::new("churn", 112));
+    let mut slabs = 0;
+    for round in 0..300 {
+        std::thread::spawn(move || {
+            let objects: Vec<usize> = (0..100).map(|_| take(cache)).collect();
+            for p in objects {
+                give(cache, p);
+            }
+        })
+        .join()
+        .expect("the thread ends well");
+        assert_eq!(cache.info().in_use, 0);
+        if round == 20 {
+            slabs = cache.info().slabs;
+        }
+    }
+    assert!(
+        cache.info().slabs <= slabs + 2,
+        "{} slabs, {slabs} at first",
+        cache.info().slabs
+    );
+    end(cache);
+}
+
+/// Random operations against a map of what is in use, by address.
+pub fn oracle<C: ObjectCache>() {
+    let _alone = alone();
+    for seed in 1..4u64 {
+        let mut seed = seed;
+        let caches: Vec<(C, usize)> = [16, 96, 1000, 6000]
+            .into_iter()
+            .map(|size| (cache(CacheDesc::new("oracle", size)), size))
+            .collect();
+        let mut live: BTreeMap<usize, (usize, u8)> = BTreeMap::new();
+        for step in 0..30_000 {
+            if random(&mut seed) % 100 < 55 && live.len() < 3000 {
+                let which = random(&mut seed) % caches.len();
+                let (cache, size) = caches[which];
+                let p = take(cache);
+                let below = live.range(..=p).next_back();
+                assert!(
+                    below.is_none_or(|(q, (w, _))| q + caches[*w].1 <= p),
+                    "overlap below"
+                );
+                let above = live.range(p..).next();
+                assert!(above.is_none_or(|(q, _)| p + size <= *q), "overlap above");
+                // SAFETY: ours.
+                unsafe { at(p).write_bytes(step as u8, size) };
+                live.insert(p, (which, step as u8));
+            } else if let Some((p, (which, fill))) = {
+                let from = random(&mut seed) << 12;
+                let key = live
+                    .range(from..)
+                    .next()
+                    .or_else(|| live.iter().next())
+                    .map(|(p, _)| *p);
+                key.and_then(|p| live.remove_entry(&p))
+            } {
+                let (cache, size) = caches[which];
+                // SAFETY: ours.
+                let whole = (0..size).all(|i| unsafe { at(p).add(i).read() } == fill);
+                assert!(whole, "somebody wrote to an object in use");
+                give(cache, p);
+            }
+            if step % 5000 == 0 {
+                for (which, (cache, _)) in caches.iter().enumerate() {
+                    let expected = live.values().filter(|(w, _)| *w == which).count();
+                    assert_eq!(cache.info().in_use, expected);
+                    cache.validate().expect("valid");
+                }
+            }
+        }
+        for (p, (which, _)) in live {
+            give(caches[which].0, p);
+        }
+        for (cache, _) in caches {
+            end(cache);
+        }
+    }
+}
+
+/// The heap serves every size, with honest usable sizes.
+pub fn heap_sizes<C: ObjectCache>() {
+    let _alone = alone();
+    let heap: Heap<C> = Heap::new();
+    let mut held = Vec::new();
+    for size in (0..200)
+        .chain((200..40_000).step_by(331))
+        .chain([65536, 100_000, 3 << 20])
+    {
+        let p = heap.malloc(size);
+        assert!(!p.is_null() && (p as usize).is_multiple_of(16));
+        // SAFETY: ours; all of the usable size is.
+        unsafe {
+            let usable = heap.usable_size(p);
+            assert!(usable >= size);
+            p.write_bytes(0xab, usable);
+        }
+        held.push((p, size));
+    }
+    for (p, size) in held {
+        // SAFETY: taken above, freed once, with the size asked for.
+        unsafe { heap.free_sized(p, size) };
+    }
+    assert!(heap.malloc(usize::MAX).is_null());
+    assert!(heap.malloc(isize::MAX as usize).is_null());
+    assert_eq!(heap.stats().small_in_use, 0);
+}
+
+/// Any alignment up to 64 MiB.
+pub fn heap_alignment<C: ObjectCache>() {
+    let _alone = alone();
+    let heap: Heap<C> = Heap::new();
+    for shift in 0..=26 {
+        let align = 1usize << shift;
+        for size in [1, 100, 5000, 50_000] {
+            let p = heap.memalign(align, size);
+            assert!(
+                !p.is_null() && (p as usize).is_multiple_of(align),
+                "{align}/{size}: {p:p}"
+            );
+            // SAFETY: ours.
+            unsafe {
+                p.write_bytes(1, size);
+                heap.free(p);
+            }
+        }
+    }
+    assert!(heap.memalign(48, 10).is_null(), "no power of two");
+}
+
+/// realloc keeps the content, whatever the old and new sizes.
+pub fn heap_realloc<C: ObjectCache>() {
+    let _alone = alone();
+    let heap: Heap<C> = Heap::new();
+    let sizes = [
+        1,
+        16,
+        100,
+        1000,
+        5000,
+        33_000,
+        40_000,
+        300_000,
+        1_500_000,
+        4 << 20,
+    ];
+    for from in sizes {
+        for to in sizes {
+            let p = heap.malloc(from);
+            // SAFETY: ours throughout.
+            unsafe {
+                p.write_bytes(0x77, from);
+                let q = heap.realloc(p, to);
+                assert!(!q.is_null());
+                assert!(
+                    (0..from.min(to))
+                        .step_by(7)
+                        .all(|i| q.add(i).read() == 0x77),
+                    "{from} -> {to}"
+                );
+                heap.free(q);
+            }
+        }
+    }
+    // Growth step by step, with something in the way now and then.
+    let mut p = heap.malloc(1);
+    let mut others = Vec::new();
+    // SAFETY: ours throughout.
+    unsafe {
+        p.write(9);
+        let mut size = 1;
+        while size < 8 << 20 {
+            size += size / 3 + 4096;
+            p = heap.realloc(p, size);
+            assert!(!p.is_null() && p.read() == 9);
+            p.add(size - 1).write(1);
+            others.push(heap.malloc(40_000));
+        }
+        heap.free(p);
+        for p in others {
+            heap.free(p);
+        }
+    }
+}
+
+/// Zeroed memory is zero, reused or fresh.
+pub fn heap_zeroing<C: ObjectCache>() {
+    let _alone = alone();
+    let heap: Heap<C> = Heap::new();
+    for round in 0..3 {
+        for size in [1, 100, 5000, 33_000, 70_000, 2 << 20, 5 << 20] {
+            let p = heap.alloc_zeroed(size);
+            // SAFETY: ours.
+            unsafe {
+                let zero = (0..size).all(|i| p.add(i).read() == 0);
+                assert!(zero, "round {round}, {size} bytes");
+                p.write_bytes(0xff, size);
+                heap.free(p);
+            }
+        }
+        if round == 1 {
+            heap.trim();
+        }
+    }
+}
+
+/// shrink gives the pages of empty slabs back.
+pub fn shrink_gives_back<C: ObjectCache>() {
+    let _alone = alone();
+    let cache: C = cache(CacheDesc::new("shrink", 512));
+    let objects: Vec<usize> = (0..5000).map(|_| take(cache)).collect();
+    for p in objects {
+        give(cache, p);
+    }
+    cache.shrink();
+    let info = cache.info();
+    assert_eq!(
+        (info.slabs, info.queued, info.in_use),
+        (0, 0, 0),
+        "{info:?}"
+    );
+    end(cache);
+}
