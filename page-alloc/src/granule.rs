@@ -12,7 +12,7 @@
 //! the byte on `malloc` and clearing it on `free` costs one store each. Each byte
 //! belongs to the holder of its object, so no locked operation is needed.
 //!
-//! The first arena's map is reached through the static [`PRIMARY`] without a
+//! The first arena's map is reached through the static `PRIMARY` without a
 //! search; other arenas through [`cell`].
 
 use core::ptr::NonNull;

@@ -22,7 +22,7 @@ pub fn prepare() {
     if DEPTH.fetch_add(1, Relaxed) > 0 {
         return;
     }
-    registry::with_raw_lock(FutexLock::fork_prepare);
+    registry::with_raw_locks(FutexLock::fork_prepare);
     each_cache_lock(FutexLock::fork_prepare);
     page_alloc::fork::prepare();
     bypass_for_fork(true);
@@ -36,7 +36,7 @@ pub fn parent() {
     bypass_for_fork(false);
     page_alloc::fork::parent();
     each_cache_lock(FutexLock::fork_parent);
-    registry::with_raw_lock(FutexLock::fork_parent);
+    registry::with_raw_locks(FutexLock::fork_parent);
 }
 
 /// After the fork, in the child: frees the locks and the slots of the threads that
@@ -52,7 +52,7 @@ pub unsafe fn child() {
     // SAFETY: as promised by the caller.
     unsafe { page_alloc::fork::child() };
     each_cache_lock(FutexLock::fork_child);
-    registry::with_raw_lock(FutexLock::fork_child);
+    registry::with_raw_locks(FutexLock::fork_child);
     let mut done: [Option<&'static Backend>; 8] = [None; 8];
     registry::for_each(|cache| {
         for cell in &mut done {

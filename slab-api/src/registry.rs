@@ -157,7 +157,20 @@ pub fn for_each(mut f: impl FnMut(&'static CacheHead)) {
     }
 }
 
-pub(crate) fn with_raw_lock(f: impl FnOnce(&FutexLock)) {
+static SLOTS: Lock<()> = Lock::new(());
+
+/// Held while slots are walked or emptied from outside their fast paths: at thread
+/// exit, and while a cache is destroyed or counted. A thread that was joined by a
+/// scope may still be in its exit hooks, so "nobody uses the cache" does not keep
+/// these apart. Taken before any cache's lock.
+pub fn slots_lock() -> impl Drop {
+    SLOTS.lock()
+}
+
+pub(crate) fn with_raw_locks(f: impl Fn(&FutexLock)) {
     // SAFETY: the fork handlers mark, take and release raw locks in pairs.
-    f(unsafe { REGISTER.raw() });
+    unsafe {
+        f(SLOTS.raw());
+        f(REGISTER.raw());
+    }
 }

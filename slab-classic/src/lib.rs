@@ -23,7 +23,7 @@
 //! - With several nodes every free takes the slow path, which looks up the object's
 //!   node; with one node no free does.
 //!
-//! Bottom-up: [`array`] (what moves objects between the levels, generic so that the
+//! Bottom-up: [`mod@array`] (what moves objects between the levels, generic so that the
 //! models check it), `slab` (geometry, index stacks, colours), `node` (lists and
 //! shared array), `slot` (the fast path), `tunables`, `cache` (the record), `paths`
 //! (refill and flush), `object_cache` (the trait), `reap`, `check`.

@@ -336,7 +336,7 @@ fn threads_account_for_every_object() {
         let pool: Mutex<Vec<(usize, u8)>> = Mutex::new(Vec::new());
         let live: Mutex<HashSet<usize>> = Mutex::new(HashSet::new());
         std::thread::scope(|scope| {
-            for thread in 0..THREADS {
+            let worker = |thread: usize| {
                 let (pool, live) = (&pool, &live);
                 scope.spawn(move || {
                     let mut seed = thread as u64 * 7919 + 1;
@@ -379,8 +379,11 @@ fn threads_account_for_every_object() {
                             give(cache, NonNull::new(at));
                         }
                     }
-                });
-            }
+                })
+            };
+            // The scope waits for the closures only; a join, for the slots' end too.
+            let threads: Vec<_> = (0..THREADS).map(worker).collect();
+            threads.into_iter().for_each(|t| t.join().unwrap());
         });
         let rest = pool.into_inner().unwrap();
         assert_eq!(cache.info().in_use, rest.len());

@@ -56,7 +56,7 @@ fn children_inherit_whole_caches() {
     let cache = Classic::create(&CacheDesc::new("fork", 64)).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for thread in 0..3 {
+        let worker = |thread: usize| {
             let stop = &stop;
             scope.spawn(move || {
                 let mut held = Vec::new();
@@ -69,8 +69,9 @@ fn children_inherit_whole_caches() {
                         unsafe { cache.free(p) };
                     }
                 }
-            });
-        }
+            })
+        };
+        let threads: Vec<_> = (0..3).map(worker).collect();
         let mut statuses = Vec::new();
         for _ in 0..40 {
             fork::prepare();
@@ -95,6 +96,7 @@ fn children_inherit_whole_caches() {
         }
         // Before any assertion: the scope waits for the threads.
         stop.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|t| t.join().unwrap());
         assert!(statuses.iter().all(|status| *status == 0), "{statuses:?}");
     });
     cache.validate().unwrap();

@@ -12,7 +12,7 @@ static HEAP: Heap<Classic> = Heap::new();
 fn all_sizes_in_four_threads() {
     let pool: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for thread in 0..4u64 {
+        let worker = |thread: u64| {
             let pool = &pool;
             scope.spawn(move || {
                 let mut seed = thread + 1;
@@ -37,8 +37,11 @@ fn all_sizes_in_four_threads() {
                         release(at, size);
                     }
                 }
-            });
-        }
+            })
+        };
+        // The scope waits for the closures only; a join, for the slots' end too.
+        let threads: Vec<_> = (0..4).map(worker).collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
     });
     for (at, size) in pool.into_inner().unwrap() {
         release(at, size);

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{
-    Migratetype, Order, PAGE_SIZE, PageList, PageRef, alloc_pages, free_pages, granule, meta,
-    page_of, purge, slot, topology,
+    Migratetype, Order, PAGE_SIZE, PageList, PageRef, alloc_pages, chunk_of, free_pages, granule,
+    meta, page_of, purge, slot, topology,
 };
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
@@ -199,10 +199,12 @@ impl Unified {
     /// for those of one node in a row. Slabs that empty beyond what a node keeps go
     /// back to the page layer.
     fn give(self, objects: &[*mut u8], own_node: usize) {
+        let order = self.0.order.get();
+        let many_nodes = topology::nodes() > 1;
+        let home_of = |head: PageRef| if many_nodes { head.node() } else { 0 };
         let mut rest = objects;
-        while let Some(first) = rest.first() {
-            let Some(page) = page_of(*first) else { return };
-            let home = page.head().node();
+        while let Some((head, _)) = rest.first().and_then(|p| chunk_of(*p, order)) {
+            let home = home_of(head);
             if home != own_node {
                 bump(&self.0.counters.alien_flush);
             }
@@ -210,22 +212,22 @@ impl Unified {
             let mut discards = 0;
             {
                 let mut node = self.0.nodes[home].lock();
-                while let Some(first) = rest.first() {
-                    let Some(page) = page_of(*first) else { break };
-                    let head = page.head();
-                    if head.node() != home || discards == discard.len() {
-                        break;
-                    }
-                    let start = head.address() as usize;
-                    let bytes = PAGE_SIZE << head.order();
+                while discards < discard.len()
+                    && let Some((p, after)) = rest.split_first()
+                    && let Some((head, distance)) = chunk_of(*p, order)
+                    && home_of(head) == home
+                {
+                    let start = *p as usize - distance;
                     let mut n = 0;
-                    while let Some(p) = rest.first()
-                        && (*p as usize).wrapping_sub(start) < bytes
+                    let mut next = Some((p, after));
+                    while let Some((p, after)) = next
+                        && (*p as usize).wrapping_sub(start) < PAGE_SIZE << order
                         && let Some(page) = page_of(*p)
                     {
                         slab::put(page, *p);
                         n += 1;
-                        rest = &rest[1..];
+                        rest = after;
+                        next = rest.split_first();
                     }
                     if self.note_free(&mut node, head, n) {
                         discard[discards] = Some(head);
@@ -419,9 +421,7 @@ impl Unified {
         }
         bump(&self.0.counters.flush);
         let count = full.count();
-        let entries = &mut full.entries()[..count];
-        entries.sort_unstable();
-        self.give(entries, slot.node());
+        self.give(&full.entries()[..count], slot.node());
         full.set_count(0);
         match self.main_of_level(slot, Some(full)) {
             Some(magazine) => {
@@ -495,6 +495,7 @@ impl Unified {
 
 /// Gives everything that a slot holds to the slabs.
 pub(crate) fn drain_slot(slot: SlotRef) {
+    let _slots = registry::slots_lock();
     registry::for_each(|head| {
         if core::ptr::eq(head.backend, &raw const BACKEND) {
             of(head).drain(slot);
@@ -724,6 +725,7 @@ impl ObjectCache for Unified {
     fn destroy(self) -> Result<(), DestroyError> {
         // By the contract no thread is using the cache: its objects in their slots
         // can be taken from here.
+        let _slots = registry::slots_lock();
         slots::for_each(|slot| self.drain(slot));
         self.drain_depot();
         let in_use = self.info().in_use;

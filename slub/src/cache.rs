@@ -98,6 +98,12 @@ fn bump(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
+/// As [`bump`] where every free comes by: without a locked instruction, so threads
+/// that count at the same moment may lose some.
+fn count(counter: &AtomicU64) {
+    counter.store(counter.load(Relaxed) + 1, Relaxed);
+}
+
 const LISTED: u64 = 1;
 
 impl Slub {
@@ -244,23 +250,48 @@ impl Slub {
         let offset = self.shape().offset;
         let base = p.wrapping_sub(distance);
         let granule = (distance >> GRANULE_SHIFT) as u16 + 1;
-        let pushed = word::push(&head.word, granule, 1, |old| {
+        let link = |old| {
             // SAFETY: the object is ours until the exchange publishes it.
             unsafe { slab::set_next(p, offset, slab::object_in(base, old)) };
-        });
-        bump(&self.0.counters.free_slow);
-        match pushed {
+        };
+        count(&self.0.counters.free_slow);
+        match word::push(&head.word, granule, 1, false, link) {
             Pushed::Done => {}
             Pushed::Froze => match slot {
-                Some(slot) if slot.node() == head.node() => {
-                    bump(&self.0.counters.cpu_partial_free);
+                Some(slot) if topology::nodes() == 1 || slot.node() == head.node() => {
+                    count(&self.0.counters.cpu_partial_free);
                     if slot.cold(self.id()).push(head) > self.0.cpu_partial {
                         self.drain_partial(slot);
                     }
                 }
                 _ => self.release(head, ptr::null_mut()),
             },
-            Pushed::Empty => self.try_discard(head),
+            Pushed::Empty => self.free_last(head, granule, link),
+        }
+    }
+
+    /// Frees what seems to be the last object in use of a slab on the node's list,
+    /// and discards the slab if the node has enough of them. Under the lock, so that
+    /// nobody else can discard the slab first and its pages serve another cache.
+    #[cold]
+    fn free_last(self, head: PageRef, granule: u16, link: impl Fn(u16)) {
+        let mut node = self.0.nodes[head.node()].lock();
+        match word::push(&head.word, granule, 1, true, link) {
+            // Frozen or taken meanwhile.
+            Pushed::Done => {}
+            Pushed::Froze => {
+                drop(node);
+                self.release(head, ptr::null_mut());
+            }
+            Pushed::Empty => {
+                debug_assert_eq!(head.private[1].load(Relaxed), LISTED);
+                if node.partial.len() > self.0.min_partial {
+                    node.partial.remove(head);
+                    head.private[1].store(0, Relaxed);
+                    drop(node);
+                    self.discard(head);
+                }
+            }
         }
     }
 
@@ -328,26 +359,6 @@ impl Slub {
         list
     }
 
-    /// The slab's last object in use came back while it was on the node's list.
-    #[cold]
-    fn try_discard(self, head: PageRef) {
-        let mut node = self.0.nodes[head.node()].lock();
-        let state = word::load(&head.word);
-        // Since the free, another thread may have frozen it, or discarded it: then
-        // it is off the list.
-        if head.private[1].load(Relaxed) != LISTED
-            || state.frozen
-            || state.inuse != 0
-            || node.partial.len() <= self.0.min_partial
-        {
-            return;
-        }
-        node.partial.remove(head);
-        head.private[1].store(0, Relaxed);
-        drop(node);
-        self.discard(head);
-    }
-
     /// Gives everything that a slot holds of this cache to the node.
     fn drain(self, slot: SlotRef) {
         let hot = slot.hot(self.id());
@@ -400,6 +411,7 @@ impl Slub {
 
 /// Gives everything that a slot holds to the nodes.
 pub(crate) fn drain_slot(slot: SlotRef) {
+    let _slots = registry::slots_lock();
     registry::for_each(|head| {
         if ptr::eq(head.backend, &raw const BACKEND) {
             of(head).drain(slot);
@@ -642,6 +654,7 @@ impl ObjectCache for Slub {
     fn destroy(self) -> Result<(), DestroyError> {
         // By the contract no thread is using the cache: what their slots hold can be
         // taken from here.
+        let _slots = registry::slots_lock();
         slots::for_each(|slot| self.drain(slot));
         let in_use = self.info().in_use;
         if in_use > 0 {

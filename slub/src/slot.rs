@@ -171,6 +171,12 @@ impl Cold {
         Some(head)
     }
 
+    /// Forgets the list.
+    fn clear(&self) {
+        self.partial.store(ptr::null_mut(), Relaxed);
+        self.count.store(0, Relaxed);
+    }
+
     fn first(&self) -> Option<PageRef> {
         // SAFETY: null or a page record, which is never unmapped.
         unsafe { self.partial.load(Relaxed).as_ref() }
@@ -282,6 +288,17 @@ pub(crate) unsafe fn after_fork() {
     let mine = SlotRef::existing()
         // SAFETY: the record begins BASE bytes before its base.
         .map_or(ptr::null_mut(), |slot| unsafe { slot.0.sub(BASE).as_ptr() });
+    // Another thread may have been between giving a slab up and forgetting it: what
+    // those slots hold is lost to the child, rather than perhaps owned twice.
+    for_each(|slot| {
+        // SAFETY: the record begins BASE bytes before its base.
+        if unsafe { slot.0.sub(BASE).as_ptr() } != mine {
+            slab_api::registry::for_each(|cache| {
+                slot.hot(cache.id).clear();
+                slot.cold(cache.id).clear();
+            });
+        }
+    });
     // SAFETY: promised by the caller.
     unsafe { REGISTRY.after_fork(mine) };
 }

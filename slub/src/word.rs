@@ -81,17 +81,29 @@ pub enum Pushed {
     /// The slab was full and belongs to this thread now: it goes on its slot's
     /// partial list (or, without a slot, is unfrozen onto the node's).
     Froze,
-    /// The last object in use came back to a slab on the node's list: it may be
-    /// discarded.
+    /// The last object in use of a slab on the node's list. Without the node's lock
+    /// nothing was done: the push is to be repeated under it. With the lock, the
+    /// object was pushed and the slab may be discarded.
     Empty,
 }
 
 /// Puts `count` objects, linked from `head`, on the slab's freelist. `link` is given
 /// the old head, to be written behind the last of them, before each attempt.
-pub fn push<W: Word>(word: &W, head: u16, count: u16, mut link: impl FnMut(u16)) -> Pushed {
+/// `locked` tells whether the caller holds the node's lock: only then may a listed
+/// slab lose its last object in use.
+pub fn push<W: Word>(
+    word: &W,
+    head: u16,
+    count: u16,
+    locked: bool,
+    mut link: impl FnMut(u16),
+) -> Pushed {
     let (before, after) = update(word, |s| {
-        link(s.head);
         let full = s.head == 0 && !s.frozen;
+        if !locked && !full && !s.frozen && s.inuse == count {
+            return None;
+        }
+        link(s.head);
         Some(State {
             head,
             inuse: s.inuse - count,
@@ -99,9 +111,10 @@ pub fn push<W: Word>(word: &W, head: u16, count: u16, mut link: impl FnMut(u16))
         })
     });
     match after {
+        None => Pushed::Empty,
         Some(after) if after.frozen && !before.frozen => Pushed::Froze,
         Some(after) if !after.frozen && after.inuse == 0 => Pushed::Empty,
-        _ => Pushed::Done,
+        Some(_) => Pushed::Done,
     }
 }
 
@@ -188,8 +201,14 @@ mod tests {
             }
             .pack(),
         );
-        assert_eq!(push(&word, 1, 1, |old| assert_eq!(old, 0)), Pushed::Froze);
-        assert_eq!(push(&word, 2, 1, |old| assert_eq!(old, 1)), Pushed::Done);
+        assert_eq!(
+            push(&word, 1, 1, false, |old| assert_eq!(old, 0)),
+            Pushed::Froze
+        );
+        assert_eq!(
+            push(&word, 2, 1, false, |old| assert_eq!(old, 1)),
+            Pushed::Done
+        );
         assert_eq!(take_or_unfreeze(&word, 3), Some(2));
         assert_eq!(take_or_unfreeze(&word, 3), None);
         assert!(!load(&word).frozen);
@@ -201,6 +220,15 @@ mod tests {
             }
             .pack(),
         );
-        assert_eq!(push(&word, 9, 1, |old| assert_eq!(old, 5)), Pushed::Empty);
+        assert_eq!(
+            push(&word, 9, 1, false, |_| panic!("not without the lock")),
+            Pushed::Empty
+        );
+        assert_eq!(load(&word).inuse, 1);
+        assert_eq!(
+            push(&word, 9, 1, true, |old| assert_eq!(old, 5)),
+            Pushed::Empty
+        );
+        assert_eq!(load(&word).inuse, 0);
     }
 }

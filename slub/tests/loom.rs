@@ -55,8 +55,8 @@ mod models {
             })
         }
 
-        fn free(&self, object: u16) -> Pushed {
-            word::push(&self.word, object, 1, |old| {
+        fn free(&self, object: u16, locked: bool) -> Pushed {
+            word::push(&self.word, object, 1, locked, |old| {
                 self.links[object as usize].store(u64::from(old), Relaxed);
             })
         }
@@ -106,7 +106,7 @@ mod models {
             let remote = {
                 let slab = slab.clone();
                 loom::thread::spawn(move || {
-                    [slab.free(1), slab.free(2)].map(|p| p == Pushed::Froze)
+                    [slab.free(1, false), slab.free(2, false)].map(|p| p == Pushed::Froze)
                 })
             };
             let mut got = word::take_or_unfreeze(&slab.word, 2).map_or(vec![], |h| slab.list(h));
@@ -129,7 +129,7 @@ mod models {
             });
             let remote = {
                 let slab = slab.clone();
-                loom::thread::spawn(move || slab.free(2))
+                loom::thread::spawn(move || slab.free(2, false))
             };
             slab.release(&[1]);
             assert_ne!(remote.join().unwrap(), Pushed::Froze, "it never was full");
@@ -159,7 +159,7 @@ mod models {
             let threads: Vec<_> = [1, 2]
                 .map(|object| {
                     let slab = slab.clone();
-                    loom::thread::spawn(move || slab.free(object))
+                    loom::thread::spawn(move || slab.free(object, false))
                 })
                 .into_iter()
                 .collect();
@@ -189,10 +189,11 @@ mod models {
                 let slab = slab.clone();
                 loom::thread::spawn(move || {
                     let mut discarded = false;
-                    if slab.free(2) == Pushed::Empty {
+                    if slab.free(2, false) == Pushed::Empty {
+                        // What `free_last` in cache.rs does.
                         let mut listed = slab.node.lock().unwrap();
-                        let state = word::load(&slab.word);
-                        if *listed && !state.frozen && state.inuse == 0 {
+                        if slab.free(2, true) == Pushed::Empty {
+                            assert!(*listed, "not frozen and not full, so listed");
                             *listed = false;
                             discarded = true;
                         }
@@ -232,7 +233,7 @@ mod models {
             let remote = {
                 let slab = slab.clone();
                 loom::thread::spawn(move || {
-                    if slab.free(1) == Pushed::Froze {
+                    if slab.free(1, false) == Pushed::Froze {
                         slab.release(&[]);
                     }
                 })
