@@ -25,10 +25,11 @@ const TOLERANCE: f64 = 3.0;
 const NOOP_PAIR: f64 = 6.0;
 
 /// The loops: name, and how many pairs the short and the long run make.
-const LOOPS: [(&str, u64, u64); 3] = [
+const LOOPS: [(&str, u64, u64); 4] = [
     ("loop-of-1", 100_000, 300_000),
     ("batch-of-1000", 100_000, 300_000),
     ("scattered-300k", 300_000, 900_000),
+    ("replace-300k", 300_000, 900_000),
 ];
 
 const BACKENDS: [&str; 3] = ["unified", "slub", "slab"];
@@ -66,6 +67,16 @@ __attribute__((noinline)) static void scattered(long n) {
         for (int i = 0; i < 300000; i++) free(slots[order[i]]);
     }
 }
+__attribute__((noinline)) static void replace(long n) {
+    unsigned s = 7;
+    for (int i = 0; i < 300000; i++) slots[i] = malloc(64);
+    for (long i = 0; i < n; i++) {
+        s = s * 1664525u + 1013904223u;
+        unsigned k = (s >> 8) % 300000;
+        free(slots[k]);
+        slots[k] = malloc(64);
+    }
+}
 int main(int argc, char **argv) {
     long n = atol(argv[2]);
     unsigned long seed = 88172645463325252;
@@ -78,6 +89,7 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[1], "loop-of-1")) loop_of_1(n);
     else if (!strcmp(argv[1], "batch-of-1000")) batches(n);
     else if (!strcmp(argv[1], "scattered-300k")) scattered(n);
+    else if (!strcmp(argv[1], "replace-300k")) replace(n);
     else return 2;
     return 0;
 }

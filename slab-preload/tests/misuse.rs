@@ -7,7 +7,7 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use common::{BACKENDS, Outcome, Run, compile_all, in_parallel};
@@ -17,7 +17,7 @@ fn programs() -> &'static [PathBuf] {
     PROGRAMS.get_or_init(|| compile_all("cases/misuse"))
 }
 
-fn name_of(program: &PathBuf) -> String {
+fn name_of(program: &Path) -> String {
     program
         .file_name()
         .expect("a name")
@@ -98,10 +98,10 @@ fn default_mode() {
                     .expect("no panic")
                     .push(format!("{name}, {backend}: {why}"))
             };
-            if must_be_detected(&name) {
-                if let Err(why) = detected(&name, &outcome) {
-                    fail(why);
-                }
+            if must_be_detected(&name)
+                && let Err(why) = detected(&name, &outcome)
+            {
+                fail(why);
             }
             if must_not_harm(&name) && outcome.status.code() == Some(3) {
                 fail("harm was done".to_owned());
