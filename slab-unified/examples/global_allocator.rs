@@ -1,4 +1,4 @@
-//! A whole program on the unified heap: `cargo run --example global_allocator`.
+//! A whole program on the unified heap: `cargo run -p slab-unified --example global_allocator`.
 
 use std::collections::HashMap;
 

@@ -9,9 +9,10 @@ use slub::Slub;
 
 fn paths(c: &mut Criterion) {
     let cache = Slub::create(&CacheDesc::new("bench", 64).no_merge()).expect("a cache");
-    // SAFETY (all below): objects of `cache` that were just taken and are given
-    // back once.
-    let give = |p: NonNull<u8>| unsafe { cache.free(p) };
+    let give = |p: NonNull<u8>| {
+        // SAFETY: objects of `cache` that were just taken and are given back once.
+        unsafe { cache.free(p) }
+    };
 
     c.bench_function("pair/64", |b| {
         b.iter(|| give(black_box(cache.alloc().expect("memory"))))
