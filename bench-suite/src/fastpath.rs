@@ -7,7 +7,7 @@
 //! instructions of those two. What is left is the allocator: the jump through the program's own
 //! PLT belongs to the driver, the dispatch inside a library to the library.
 //!
-//! The count is exact and repeats, so a recorded figure can be checked on any machine: `--check
+//! Fast paths count the same on every run and machine, so a recorded figure can be checked: `--check
 //! FILE.json`.
 
 use std::collections::BTreeMap;
@@ -18,17 +18,22 @@ use std::process::{Command, ExitCode};
 
 use serde_json::{Value, json};
 
-/// How many instructions a recorded figure may be exceeded by.
-const TOLERANCE: f64 = 3.0;
+/// How many instructions a recorded figure may be exceeded by, or which part of it if that is more:
+/// slow paths look at the clock, so that loops full of them repeat less exactly.
+const TOLERANCE: (f64, f64) = (3.0, 0.05);
 
 /// Instructions of the do-nothing malloc (5) and free (1).
 const NOOP_PAIR: f64 = 6.0;
 
 /// The loops: name, and how many pairs the short and the long run make.
 const LOOPS: [(&str, u64, u64); 4] = [
+    // One object, taken and given back.
     ("loop-of-1", 100_000, 300_000),
+    // 1000 objects taken, then given back in the same order.
     ("batch-of-1000", 100_000, 300_000),
+    // 300,000 objects taken, then given back in random order.
     ("scattered-300k", 300_000, 900_000),
+    // 300,000 objects live; one at a random place is given back and another taken.
     ("replace-300k", 300_000, 900_000),
 ];
 
@@ -133,7 +138,7 @@ const USAGE: &str = "usage: bench-suite fastpath [--lib LIBSLAB_PRELOAD.SO] [--o
     --lib FILE    the library to count (default: built by cargo)\n\
     --ours        our three backends only, no other allocators\n\
     --json FILE   writes the figures ('-': to standard output)\n\
-    --check FILE  exit status 3 if one of ours exceeds the figure recorded in FILE by more than 3";
+    --check FILE  exit status 3 if one of ours exceeds the figure recorded in FILE by more than 3 (or 5 %)";
 
 /// Runs the subcommand; the exit status is 0, 1 (a run failed), 2 (bad arguments) or 3
 /// (`--check` found a regression).
@@ -331,7 +336,7 @@ fn compare(rows: &[Value], recorded: &Recorded) -> Result<bool, String> {
             .find(|row| row["allocator"] == **allocator && row["loop"] == **name)
             .and_then(|row| row["net_ir"].as_f64())
             .ok_or_else(|| format!("{allocator} {name} is recorded and was not counted"))?;
-        if now > before + TOLERANCE {
+        if now > before + TOLERANCE.0.max(before * TOLERANCE.1) {
             println!(
                 "regression: {allocator} {name}: {now:.1} instructions a pair, recorded {before:.1}"
             );

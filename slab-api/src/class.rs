@@ -172,7 +172,7 @@ mod tests {
         for align in (5..=12).map(|s| 1usize << s) {
             for bytes in [1, 17, 63, 64, 100, 1000, 3000, 4096, 9000] {
                 let class = aligned(bytes, align).unwrap();
-                assert!(size(class) >= bytes && size(class) % align == 0);
+                assert!(size(class) >= bytes && size(class).is_multiple_of(align));
             }
         }
         assert_eq!(aligned(1, 8192), None);

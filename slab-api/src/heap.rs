@@ -16,7 +16,6 @@ use core::ptr;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use page_alloc::granule;
-use page_alloc::sync::Lock;
 use page_alloc::{GRANULE, PAGE_SIZE};
 
 use crate::cache::{CacheDesc, MAX_OBJECT, ObjectCache};
@@ -40,7 +39,6 @@ pub const MAX_REQUEST: usize = isize::MAX as usize;
 pub struct Heap<B: ObjectCache> {
     ids: [AtomicU8; TABLE],
     caches: [AtomicU32; CLASSES],
-    create: Lock<()>,
     backend: PhantomData<B>,
 }
 
@@ -72,7 +70,6 @@ impl<B: ObjectCache> Heap<B> {
         Self {
             ids: [const { AtomicU8::new(0) }; TABLE],
             caches: [const { AtomicU32::new(0) }; CLASSES],
-            create: Lock::new(()),
             backend: PhantomData,
         }
     }
@@ -139,7 +136,7 @@ impl<B: ObjectCache> Heap<B> {
     #[cold]
     fn create_class(&self, class: usize) -> Option<B> {
         config::settings();
-        let _guard = self.create.lock();
+        let _create = registry::create_lock();
         if let id @ 1.. = self.caches[class].load(Relaxed) {
             return B::from_id(id);
         }

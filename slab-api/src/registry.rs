@@ -158,6 +158,13 @@ pub fn for_each(mut f: impl FnMut(&'static CacheHead)) {
 }
 
 static SLOTS: Lock<()> = Lock::new(());
+static CREATE: Lock<()> = Lock::new(());
+
+/// Held while a heap makes a class's cache: one of all heaps at a time, and none
+/// while the process forks. Taken before every other lock.
+pub(crate) fn create_lock() -> impl Drop {
+    CREATE.lock()
+}
 
 /// Held while slots are walked or emptied from outside their fast paths: at thread
 /// exit, and while a cache is destroyed or counted. A thread that was joined by a
@@ -170,6 +177,7 @@ pub fn slots_lock() -> impl Drop {
 pub(crate) fn with_raw_locks(f: impl Fn(&FutexLock)) {
     // SAFETY: the fork handlers mark, take and release raw locks in pairs.
     unsafe {
+        f(CREATE.raw());
         f(SLOTS.raw());
         f(REGISTER.raw());
     }

@@ -103,9 +103,13 @@ unsafe impl RawMutex for FutexLock {
 }
 
 impl FutexLock {
-    /// Whether the calling thread is inside `fork` and this lock is held for it.
+    /// Whether the calling thread is to pass through: it is inside `fork` and this
+    /// lock is held for it, or it runs in the child on top of the frame that held the
+    /// lock when a signal handler forked. Waiting for that frame would be for ever.
     fn is_held_by_fork(&self) -> bool {
-        FORKER.load(Ordering::Relaxed) == tid() && self.0.load(Ordering::Relaxed) & FORK_HELD != 0
+        let word = self.0.load(Ordering::Relaxed);
+        (word & FORK_HELD != 0 && FORKER.load(Ordering::Relaxed) == tid())
+            || (word & WAS_OWNED != 0 && word & OWNER == tid())
     }
 
     #[cold]
@@ -193,7 +197,11 @@ impl FutexLock {
     /// unless the interrupted frame below `fork` holds it.
     pub fn fork_child(&self) {
         let word = self.0.load(Ordering::Relaxed);
-        let mine = if word & WAS_OWNED != 0 { tid() } else { 0 };
+        let mine = if word & WAS_OWNED != 0 {
+            tid() | WAS_OWNED
+        } else {
+            0
+        };
         self.0.store(mine, Ordering::Relaxed);
     }
 }
