@@ -114,15 +114,19 @@ impl<B: ObjectCache> Heap<B> {
     #[inline(never)]
     fn malloc_slow(&self, size: usize) -> *mut u8 {
         if size > MAX_OBJECT {
-            return if size > MAX_REQUEST {
-                ptr::null_mut()
-            } else {
-                config::settings();
-                large::alloc(size, GRANULE, false)
-            };
+            return large_or_reclaim(size, GRANULE, false);
         }
-        self.class_cache(class::of(size))
-            .map_or(ptr::null_mut(), |cache| cache.alloc_slow())
+        self.class_alloc(class::of(size))
+    }
+
+    /// An object of a class; empty slabs of all caches are given up before it fails.
+    fn class_alloc(&self, class: usize) -> *mut u8 {
+        let take = || {
+            self.class_cache(class)
+                .map_or(ptr::null_mut(), |cache| cache.alloc_slow())
+        };
+        let p = take();
+        if p.is_null() && reclaim() { take() } else { p }
     }
 
     /// The cache of a class, made on first use.
@@ -179,12 +183,7 @@ impl<B: ObjectCache> Heap<B> {
 
     #[cold]
     fn zeroed_large(&self, size: usize) -> *mut u8 {
-        config::settings();
-        if size > MAX_REQUEST {
-            ptr::null_mut()
-        } else {
-            large::alloc(size, GRANULE, true)
-        }
+        large_or_reclaim(size, GRANULE, true)
     }
 
     /// Takes at least `size` bytes at a multiple of `align`, a power of two; null
@@ -201,12 +200,9 @@ impl<B: ObjectCache> Heap<B> {
             if !p.is_null() {
                 return p;
             }
-            return self
-                .class_cache(class)
-                .map_or(ptr::null_mut(), |cache| cache.alloc_slow());
+            return self.class_alloc(class);
         }
-        config::settings();
-        large::alloc(size, align, false)
+        large_or_reclaim(size, align, false)
     }
 
     /// Gives an object back; null is ignored. Anything that is not the start of an
@@ -398,6 +394,32 @@ impl<B: ObjectCache> Drop for Heap<B> {
             }
         }
     }
+}
+
+/// A large object; empty slabs of all caches are given up before it fails.
+fn large_or_reclaim(size: usize, align: usize, zero: bool) -> *mut u8 {
+    config::settings();
+    if size > MAX_REQUEST {
+        return ptr::null_mut();
+    }
+    let p = large::alloc(size, align, zero);
+    if p.is_null() && reclaim() {
+        large::alloc(size, align, zero)
+    } else {
+        p
+    }
+}
+
+/// Memory is out: gives page lists and the empty slabs of all caches back to the zone,
+/// where they merge. Always worth another try.
+#[cold]
+fn reclaim() -> bool {
+    registry::for_each(|cache| {
+        (cache.backend.shrink)(cache);
+    });
+    page_alloc::pcp::drain_current();
+    page_alloc::pcp::request_drain();
+    true
 }
 
 fn is_large(p: *const u8) -> bool {

@@ -5,18 +5,18 @@
 //!           ── new ────▶ cxx: the same call; a failure goes on in libstdc++, which throws
 //! ```
 //!
-//! * [`backend`] — the three heaps, one static each.
-//! * [`dispatch`] — the table of function pointers behind every hot symbol. Its first entries
+//! * `backend` — the three heaps, one static each.
+//! * `dispatch` — the table of function pointers behind every hot symbol. Its first entries
 //!   choose a backend by `SLABMALLOC_CONF`, fill the table with that backend's functions and go on
 //!   there.
-//! * [`entry`] — malloc, free and their kin, written once over a heap and monomorphised for each
+//! * `entry` — malloc, free and their kin, written once over a heap and monomorphised for each
 //!   backend: what C demands of sizes, alignments and errno.
-//! * [`symbols`], [`cxx`] — the exported names, and nothing else is exported.
-//! * [`start`] — what happens before `main`, around `fork`, and at exit.
-//! * [`report`], [`out`] — statistics as text, JSON and XML, written without allocating.
+//! * `symbols`, `cxx` — the exported names, and nothing else is exported.
+//! * `start` — what happens before `main`, around `fork`, and at exit.
+//! * `report`, `out` — statistics as text, JSON and XML, written without allocating.
 //!
-//! Unsafe code is in [`cxx`], [`dispatch`], [`entry`], [`errno`], [`out`], [`start`] and
-//! [`symbols`]. Nothing here allocates, panics, or uses std's I/O: this *is* malloc.
+//! Unsafe code is in `cxx`, `dispatch`, `entry`, `errno`, `out`, `start` and
+//! `symbols`. Nothing here allocates, panics, or uses std's I/O: this *is* malloc.
 
 #![deny(unsafe_code)]
 

@@ -123,6 +123,9 @@ impl FutexLock {
             return Passed(true);
         }
         let me = tid();
+        if self.0.load(Ordering::Relaxed) & OWNER == me {
+            owned_already();
+        }
         // A holder keeps the lock for well under a microsecond: spin a little,
         // unless somebody already sleeps.
         for _ in 0..60 {
@@ -204,6 +207,18 @@ impl FutexLock {
         };
         self.0.store(mine, Ordering::Relaxed);
     }
+}
+
+/// A signal handler allocates on top of the frame that holds the lock: waiting would
+/// be for ever.
+#[cold]
+fn owned_already() -> ! {
+    os::write(
+        2,
+        b"slab: a signal handler that interrupted the allocator called it again\n",
+    );
+    // SAFETY: abort has no preconditions.
+    unsafe { libc::abort() }
 }
 
 #[cfg(all(test, not(loom)))]
