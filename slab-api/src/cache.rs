@@ -351,9 +351,9 @@ pub trait ObjectCache: Copy + Send + Sync + fmt::Debug + 'static {
     unsafe fn free(self, p: NonNull<u8>) {
         let p = p.as_ptr();
         if let Some(mark) = granule::primary_cell(p)
-            && mark.load(Ordering::Relaxed) == granule::byte_of(self.id())
-            // SAFETY: the mark says that `p` is an object in use with this byte;
-            // the caller promises that it is this cache's.
+            && u32::from(mark.load(Ordering::Relaxed)) == self.id()
+            // SAFETY: the mark says that `p` is an object in use of this cache (ids
+            // that do not fit the byte take the slow path).
             && unsafe { Self::try_free(self.id(), p, mark) }
         {
             return;

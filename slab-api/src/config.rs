@@ -6,16 +6,24 @@
 //!
 //! A pair that makes no sense prints one line that names it and the nearest valid
 //! word, and the default stays. Nothing here allocates.
+//!
+//! ```text
+//!   SLABMALLOC_CONF ──copied once──▶ TEXT ──parse──▶ Settings ──▶ pages, misuse
+//!   (environ may be                    ▲                │ borrows paths and letters
+//!    overwritten later)                └────────────────┘
+//! ```
+//! This file is pure; `config/process.rs` reads the environment.
 
-use core::fmt::Write;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+#![deny(unsafe_code)]
 
-use page_alloc::config as pages;
-use page_alloc::os;
-use page_alloc::sync::tid;
-use page_alloc::text::FdWriter;
+use core::fmt::{self, Write};
 
-use crate::misuse::{self, OnError};
+use crate::misuse::OnError;
+
+#[allow(unsafe_code)]
+mod process;
+
+pub use process::settings;
 
 /// The object allocator of the preload library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,6 +101,13 @@ pub struct Settings<'a> {
     given: u16,
 }
 
+/// The values of each setting that takes words, in the order of their types.
+const BACKENDS: [&str; 3] = ["unified", "slub", "slab"];
+const FLAGS: [&str; 2] = ["0", "1"];
+const PERCPU: [&str; 3] = ["auto", "rseq", "thread"];
+const HUGE_PAGES: [&str; 3] = ["auto", "on", "off"];
+const ON_ERRORS: [&str; 3] = ["abort", "report", "ignore"];
+
 impl Settings<'_> {
     /// What holds without any setting.
     pub const DEFAULT: Settings<'static> = Settings {
@@ -133,6 +148,97 @@ pub enum Problem<'a> {
     Value(&'static str, &'a [u8], &'static str),
     /// Understood, but not built yet; what serves instead.
     NotBuilt(&'static str, &'static str),
+}
+
+impl fmt::Display for Problem<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Key(key, nearest) => {
+                f.write_str("unknown key '")?;
+                write_bytes(f, key)?;
+                write!(f, "'; nearest valid: {nearest}")
+            }
+            Self::Value(key, value, nearest) => {
+                write!(f, "{key}: unknown value '")?;
+                write_bytes(f, value)?;
+                write!(f, "'; nearest valid: {nearest}")
+            }
+            Self::NotBuilt(what, instead) => {
+                write!(f, "{what} is not available in this build: {instead}")
+            }
+        }
+    }
+}
+
+/// Writes bytes of the environment so that they stay on one line and in bounds: what
+/// is no printable ASCII is escaped, and a long text is cut.
+fn write_bytes(out: &mut dyn Write, bytes: &[u8]) -> fmt::Result {
+    const SHOWN: usize = 200;
+    let (shown, cut) = match bytes.get(..SHOWN) {
+        Some(shown) => (shown, "..."),
+        None => (bytes, ""),
+    };
+    for byte in shown {
+        match byte {
+            b' '..=b'~' => out.write_char(char::from(*byte))?,
+            _ => write!(out, "\\x{byte:02x}")?,
+        }
+    }
+    out.write_str(cut)
+}
+
+impl Settings<'_> {
+    /// Writes the value of the key at `index` of [`KEYS`] as it is given; `none`
+    /// where there is none.
+    fn write_value(&self, out: &mut dyn Write, index: usize) -> fmt::Result {
+        match index {
+            0 => out.write_str(BACKENDS[self.backend as usize]),
+            1 => match self.stats {
+                Stats::None => out.write_str("none"),
+                Stats::Exit => out.write_str("exit"),
+                Stats::Json(path) => {
+                    out.write_str("json:")?;
+                    write_bytes(out, path)
+                }
+            },
+            2 => out.write_str(FLAGS[usize::from(self.verbose)]),
+            3 => out.write_str(PERCPU[self.percpu as usize]),
+            4 => out.write_str(HUGE_PAGES[self.hugepage as usize]),
+            5 => match self.purge {
+                Some(ms) => write!(out, "{ms}"),
+                None => out.write_str("off"),
+            },
+            6 => match self.arena_max {
+                Some(bytes) => write!(out, "{bytes}"),
+                None => out.write_str("none"),
+            },
+            7 => out.write_str(ON_ERRORS[self.on_error as usize]),
+            8 => out.write_str(FLAGS[usize::from(self.secure)]),
+            _ if self.debug.is_empty() => out.write_str("none"),
+            _ => write_bytes(out, self.debug),
+        }
+    }
+
+    /// Whether the key at `index` of [`KEYS`] was given with a valid value.
+    pub fn is_given(&self, index: usize) -> bool {
+        index < KEYS.len() && self.given & 1 << index != 0
+    }
+}
+
+/// The keys that were given, as `SLABMALLOC_CONF` takes them; only what is no printable
+/// ASCII is escaped, and what is long is cut.
+impl fmt::Display for Settings<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut comma = "";
+        for (index, key) in KEYS.iter().enumerate() {
+            if self.is_given(index) {
+                write!(f, "{comma}{key}=")?;
+                self.write_value(f, index)?;
+                comma = ",";
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Parses `key=value` pairs separated by commas; tells `problem` of each that makes
@@ -181,11 +287,11 @@ fn set<'a>(settings: &mut Settings<'a>, key: usize, value: &'a [u8]) -> Result<(
             None => Err(nearest(value, words)),
         }
     }
-    let flag = |value| word(value, &["0", "1"], &[false, true]);
+    let flag = |value| word(value, &FLAGS, &[false, true]);
     match key {
         0 => {
             let values = [Backend::Unified, Backend::Slub, Backend::Slab];
-            settings.backend = word(value, &["unified", "slub", "slab"], &values)?;
+            settings.backend = word(value, &BACKENDS, &values)?;
         }
         1 => {
             settings.stats = match value.strip_prefix(b"json:") {
@@ -200,11 +306,11 @@ fn set<'a>(settings: &mut Settings<'a>, key: usize, value: &'a [u8]) -> Result<(
         2 => settings.verbose = flag(value)?,
         3 => {
             let values = [PerCpu::Auto, PerCpu::Rseq, PerCpu::Thread];
-            settings.percpu = word(value, &["auto", "rseq", "thread"], &values)?;
+            settings.percpu = word(value, &PERCPU, &values)?;
         }
         4 => {
             let values = [HugePage::Auto, HugePage::On, HugePage::Off];
-            settings.hugepage = match word(value, &["auto", "on", "off"], &values) {
+            settings.hugepage = match word(value, &HUGE_PAGES, &values) {
                 Err(_) if value == b"yes" || value == b"1" || value == b"always" => {
                     return Err("on");
                 }
@@ -225,7 +331,7 @@ fn set<'a>(settings: &mut Settings<'a>, key: usize, value: &'a [u8]) -> Result<(
         },
         7 => {
             let values = [OnError::Abort, OnError::Report, OnError::Ignore];
-            settings.on_error = word(value, &["abort", "report", "ignore"], &values)?;
+            settings.on_error = word(value, &ON_ERRORS, &values)?;
         }
         8 => settings.secure = flag(value)?,
         _ => {
@@ -287,256 +393,4 @@ fn distance(a: &[u8], b: &[u8]) -> usize {
         }
     }
     row[b.len()]
-}
-
-/// The settings of this process, read and put in force by the first call.
-pub fn settings() -> &'static Settings<'static> {
-    // Acquire: pairs with the release in `read`.
-    let at = SETTINGS.load(Ordering::Acquire);
-    if at.is_null() {
-        return read();
-    }
-    // SAFETY: only `read` stores here, the address of a static that then stays as it
-    // is.
-    unsafe { &*at }
-}
-
-static SETTINGS: AtomicPtr<Settings<'static>> = AtomicPtr::new(core::ptr::null_mut());
-
-struct Cell(core::cell::UnsafeCell<Settings<'static>>);
-// SAFETY: written once, by the thread that `READER` names, before it is published.
-unsafe impl Sync for Cell {}
-static VALUE: Cell = Cell(core::cell::UnsafeCell::new(Settings::DEFAULT));
-/// The thread that reads the environment.
-static READER: AtomicU32 = AtomicU32::new(0);
-static DEFAULT: Settings<'static> = Settings::DEFAULT;
-
-#[cold]
-fn read() -> &'static Settings<'static> {
-    let me = tid();
-    match READER.compare_exchange(0, me, Ordering::Acquire, Ordering::Acquire) {
-        Ok(_) => {}
-        // A signal handler on top of the reader: it makes do with the defaults.
-        Err(reader) if reader == me => return &DEFAULT,
-        Err(_) => loop {
-            let at = SETTINGS.load(Ordering::Acquire);
-            if !at.is_null() {
-                // SAFETY: as in `settings`.
-                return unsafe { &*at };
-            }
-            std::thread::yield_now();
-        },
-    }
-    let text = environment();
-    let settings = parse(text, complain);
-    apply(&settings);
-    // SAFETY: this thread alone writes, once.
-    unsafe { *VALUE.0.get() = settings };
-    SETTINGS.store(VALUE.0.get(), Ordering::Release);
-    if settings.verbose {
-        print(&settings);
-    }
-    settings_after_read()
-}
-
-fn settings_after_read() -> &'static Settings<'static> {
-    // SAFETY: stored just before, by this thread.
-    unsafe { &*SETTINGS.load(Ordering::Acquire) }
-}
-
-/// The value of `SLABMALLOC_CONF`; empty when there is none or it is not to be
-/// trusted.
-fn environment() -> &'static [u8] {
-    unsafe extern "C" {
-        static environ: *const *const core::ffi::c_char;
-    }
-    const NAME: &[u8] = b"SLABMALLOC_CONF=";
-    // SAFETY: getauxval has no preconditions. `environ` is null or a null-ended array
-    // of strings; at the first allocation no other thread changes it in a program
-    // that may use the environment at all.
-    unsafe {
-        if libc::getauxval(libc::AT_SECURE) != 0 {
-            return b"";
-        }
-        let mut at = environ;
-        while !at.is_null() && !(*at).is_null() {
-            let entry = core::ffi::CStr::from_ptr(*at).to_bytes();
-            if let Some(value) = entry.strip_prefix(NAME) {
-                return value;
-            }
-            at = at.add(1);
-        }
-    }
-    b""
-}
-
-fn write_bytes(out: &mut FdWriter, bytes: &[u8]) {
-    for chunk in bytes.utf8_chunks() {
-        let _ = out.write_str(chunk.valid());
-        if !chunk.invalid().is_empty() {
-            let _ = out.write_char('?');
-        }
-    }
-}
-
-fn complain(problem: Problem<'_>) {
-    let mut out = FdWriter::new(2);
-    let _ = out.write_str("slabmalloc: SLABMALLOC_CONF: ");
-    match problem {
-        Problem::Key(key, nearest) => {
-            let _ = out.write_str("unknown key '");
-            write_bytes(&mut out, key);
-            let _ = writeln!(out, "'; the nearest is '{nearest}'");
-        }
-        Problem::Value(key, value, nearest) => {
-            let _ = write!(out, "{key}: unknown value '");
-            write_bytes(&mut out, value);
-            let _ = writeln!(out, "'; valid: {nearest}");
-        }
-        Problem::NotBuilt(what, instead) => {
-            let _ = writeln!(out, "{what} is not built yet; {instead}");
-        }
-    }
-}
-
-fn apply(settings: &Settings<'_>) {
-    // What was not given stays as the program set it.
-    let given = |key: &str| {
-        KEYS.iter()
-            .position(|k| *k == key)
-            .is_some_and(|k| settings.given & 1 << k != 0)
-    };
-    if given("hugepage") {
-        pages::set_huge_from(match settings.hugepage {
-            HugePage::Auto => Some(pages::HUGE_AUTO_FROM),
-            HugePage::On => Some(0),
-            HugePage::Off => None,
-        });
-    }
-    if given("purge") {
-        pages::set_purge_ms(settings.purge);
-    }
-    if let Some(bytes) = settings.arena_max {
-        pages::set_arena_max(bytes);
-    }
-    if given("on_error") {
-        misuse::set_on_error(settings.on_error);
-    }
-}
-
-fn print(settings: &Settings<'_>) {
-    let mut out = FdWriter::new(2);
-    for (k, key) in KEYS.iter().enumerate() {
-        let _ = write!(out, "slabmalloc: {key}=");
-        let _ = match k {
-            0 => write!(out, "{:?}", settings.backend),
-            1 => match settings.stats {
-                Stats::None => out.write_str("none"),
-                Stats::Exit => out.write_str("exit"),
-                Stats::Json(path) => {
-                    let _ = out.write_str("json:");
-                    write_bytes(&mut out, path);
-                    Ok(())
-                }
-            },
-            2 => write!(out, "{}", u8::from(settings.verbose)),
-            3 => write!(out, "{:?}", settings.percpu),
-            4 => write!(out, "{:?}", settings.hugepage),
-            5 => match settings.purge {
-                Some(ms) => write!(out, "{ms}"),
-                None => out.write_str("off"),
-            },
-            6 => match settings.arena_max {
-                Some(bytes) => write!(out, "{bytes}"),
-                None => out.write_str("none"),
-            },
-            7 => write!(out, "{:?}", settings.on_error),
-            8 => write!(out, "{}", u8::from(settings.secure)),
-            _ => {
-                write_bytes(&mut out, settings.debug);
-                Ok(())
-            }
-        };
-        let from = if settings.given & 1 << k != 0 {
-            "SLABMALLOC_CONF"
-        } else {
-            "default"
-        };
-        let _ = writeln!(out, " ({from}; page size {})", os::page_size());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn problems(text: &str) -> Vec<Problem<'_>> {
-        let mut found = Vec::new();
-        parse(text.as_bytes(), |p| found.push(p));
-        found
-    }
-
-    #[test]
-    fn every_key_is_understood() {
-        let text = "backend=slub,stats=json:/tmp/a%p,verbose=1,percpu=thread,hugepage=off,\
-                    purge=off,arena_max=3G,on_error=report";
-        let settings = parse(text.as_bytes(), |p| panic!("{p:?}"));
-        assert_eq!(settings.backend, Backend::Slub);
-        assert_eq!(settings.stats, Stats::Json(b"/tmp/a%p"));
-        assert!(settings.verbose);
-        assert_eq!(settings.percpu, PerCpu::Thread);
-        assert_eq!(settings.hugepage, HugePage::Off);
-        assert_eq!(settings.purge, None);
-        assert_eq!(settings.arena_max, Some(3 << 30));
-        assert_eq!(settings.on_error, OnError::Report);
-    }
-
-    #[test]
-    fn nonsense_is_named_with_the_nearest_word() {
-        assert_eq!(
-            problems("backed=slub"),
-            [Problem::Key(b"backed", "backend")]
-        );
-        assert_eq!(
-            problems("backend=slubb"),
-            [Problem::Value("backend", b"slubb", "slub")]
-        );
-        assert_eq!(
-            problems("stats=exitt"),
-            [Problem::Value("stats", b"exitt", "exit")]
-        );
-        assert_eq!(
-            problems("purge=of"),
-            [Problem::Value("purge", b"of", "off")]
-        );
-        assert_eq!(problems("arena_max=12Q").len(), 1);
-        assert_eq!(problems("arena_max=99999999999999999999G").len(), 1);
-        assert_eq!(problems("stats=json:").len(), 1);
-        assert_eq!(problems(",,backend=slab,,"), []);
-        assert_eq!(parse(b"backend=nix", |_| {}).backend, Backend::Unified);
-    }
-
-    #[test]
-    fn what_is_not_built_is_said() {
-        assert_eq!(problems("secure=1").len(), 1);
-        assert_eq!(problems("debug=FZ:malloc-*").len(), 1);
-        assert_eq!(problems("debug=XY").len(), 1);
-        assert_eq!(problems("percpu=rseq").len(), 1);
-    }
-
-    #[test]
-    fn any_bytes_are_survived() {
-        let mut seed = 1u64;
-        for _ in 0..20_000 {
-            let mut text = [0u8; 40];
-            for byte in &mut text {
-                seed = seed
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
-                let alphabet = b"backendstats=,:=,purge019GMK\xff\x00%p";
-                *byte = alphabet[(seed >> 33) as usize % alphabet.len()];
-            }
-            parse(&text, |_| {});
-        }
-    }
 }

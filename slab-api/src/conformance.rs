@@ -1,22 +1,67 @@
-//! The suite that every backend runs: what [`ObjectCache`] promises, and [`Heap`] on
+//! The suite that every backend runs: what [`ObjectCache`] promises, and `Heap` on
 //! top of it, whatever the design below.
 //!
 //! `slab_api::conformance_tests!(Backend);` in a test file makes a `#[test]` of each
-//! check. Some change process-wide settings, so all hold one lock.
+//! check; [`run`] runs them all; each can be called by itself. Some change process-wide
+//! settings, so all hold one lock. They use the system's malloc for their own records.
+//!
+//! ```text
+//!   conformance.rs        one cache: layout, content, bulk, constructors, misuse, limits
+//!   conformance/edges.rs  many caches, threads that exit, refusals of the kernel
+//!   conformance/heap.rs   Heap: malloc's operations
+//! ```
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::ScopedJoinHandle;
 
 use page_alloc::{config, granule};
 
 use crate::misuse::{self, OnError};
-use crate::{CacheDesc, CacheError, DestroyError, Heap, MAX_OBJECT, ObjectCache};
+use crate::{CacheDesc, CacheError, DestroyError, MAX_OBJECT, ObjectCache};
+
+mod edges;
+mod heap;
+
+pub use edges::*;
+pub use heap::*;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Misuse goes by in silence, and counted, while this lives.
+struct Quiet;
+
+impl Quiet {
+    fn new() -> Self {
+        misuse::set_on_error(OnError::Ignore);
+        Self
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        misuse::set_on_error(OnError::Abort);
+    }
+}
+
+/// Hands the names of all checks to another macro.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_checks {
+    ($backend:ty, $expand:ident) => {
+        $crate::$expand!($backend:
+            descriptions alignment content bulk constructors destroy misuse_is_detected
+            exhaustion threads churn oracle shrink_gives_back
+            ids lines_are_kept_apart many_caches extended_misuse late_frees
+            destroy_takes_from_threads refusals shrink_keeps_what_is_in_use
+            heap_sizes heap_alignment heap_realloc heap_zeroing heap_misuse heap_oracle
+            heap_threads);
+    };
 }
 
 /// Makes a `#[test]` of each check for a backend.
@@ -29,11 +74,21 @@ macro_rules! conformance_tests {
         })*
     };
     ($backend:ty) => {
-        $crate::conformance_tests!($backend:
-            descriptions alignment content bulk constructors destroy misuse_is_detected
-            exhaustion threads churn oracle heap_sizes heap_alignment heap_realloc heap_zeroing
-            shrink_gives_back);
+        $crate::__conformance_checks!($backend, conformance_tests);
     };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_run {
+    ($backend:ty: $($name:ident)*) => {
+        $($crate::conformance::$name::<$backend>();)*
+    };
+}
+
+/// Runs all checks, one after the other; panics at the first that fails.
+pub fn run<C: ObjectCache>() {
+    crate::__conformance_checks!(C, __conformance_run);
 }
 
 fn cache<C: ObjectCache>(desc: CacheDesc<'_>) -> C {
@@ -57,6 +112,14 @@ fn end<C: ObjectCache>(cache: C) {
     cache.validate().expect("valid");
     assert_eq!(cache.info().in_use, 0);
     cache.destroy().expect("nothing in use");
+}
+
+/// Waits until threads are gone, their exit hooks included: the end of a scope alone
+/// waits for their closures only.
+fn join_all<'s>(threads: impl IntoIterator<Item = ScopedJoinHandle<'s, ()>>) {
+    for thread in threads {
+        thread.join().expect("the thread ends well");
+    }
 }
 
 fn random(seed: &mut u64) -> usize {
@@ -218,7 +281,7 @@ pub fn destroy<C: ObjectCache>() {
 /// Double, interior, misaligned and foreign frees are noticed, and harm nothing.
 pub fn misuse_is_detected<C: ObjectCache>() {
     let _alone = alone();
-    misuse::set_on_error(OnError::Ignore);
+    let _quiet = Quiet::new();
     let cache: C = cache(CacheDesc::new("misuse", 64));
     let other: C = self::cache(CacheDesc::new("other", 64));
     let objects: Vec<usize> = (0..50).map(|_| take(cache)).collect();
@@ -244,9 +307,8 @@ pub fn misuse_is_detected<C: ObjectCache>() {
     bad(0x1234_5678_9000);
     bad(stranger);
     std::thread::scope(|s| {
-        s.spawn(|| bad(objects[1]));
+        join_all([s.spawn(|| bad(objects[1]))]);
     });
-    misuse::set_on_error(OnError::Abort);
     assert_eq!(cache.info().in_use, 48);
     for p in &objects[2..] {
         give(cache, *p);
@@ -288,9 +350,10 @@ pub fn threads<C: ObjectCache>() {
     let (senders, receivers): (Vec<_>, Vec<_>) =
         (0..THREADS).map(|_| mpsc::channel::<Vec<usize>>()).unzip();
     std::thread::scope(|s| {
+        let mut handles = Vec::new();
         for (me, receiver) in receivers.into_iter().enumerate() {
             let senders = senders.clone();
-            s.spawn(move || {
+            handles.push(s.spawn(move || {
                 let mut seed = me as u64 + 99;
                 let mut mine: Vec<usize> = Vec::new();
                 let stamp = |p: usize| {
@@ -327,9 +390,10 @@ pub fn threads<C: ObjectCache>() {
                     check(p);
                     give(cache, p);
                 }
-            });
+            }));
         }
         drop(senders);
+        join_all(handles);
     });
     end(cache);
 }
@@ -414,132 +478,6 @@ pub fn oracle<C: ObjectCache>() {
         }
         for (cache, _) in caches {
             end(cache);
-        }
-    }
-}
-
-/// The heap serves every size, with honest usable sizes.
-pub fn heap_sizes<C: ObjectCache>() {
-    let _alone = alone();
-    let heap: Heap<C> = Heap::new();
-    let mut held = Vec::new();
-    for size in (0..200)
-        .chain((200..40_000).step_by(331))
-        .chain([65536, 100_000, 3 << 20])
-    {
-        let p = heap.malloc(size);
-        assert!(!p.is_null() && (p as usize).is_multiple_of(16));
-        // SAFETY: ours; all of the usable size is.
-        unsafe {
-            let usable = heap.usable_size(p);
-            assert!(usable >= size);
-            p.write_bytes(0xab, usable);
-        }
-        held.push((p, size));
-    }
-    for (p, size) in held {
-        // SAFETY: taken above, freed once, with the size asked for.
-        unsafe { heap.free_sized(p, size) };
-    }
-    assert!(heap.malloc(usize::MAX).is_null());
-    assert!(heap.malloc(isize::MAX as usize).is_null());
-    assert_eq!(heap.stats().small_in_use, 0);
-}
-
-/// Any alignment up to 64 MiB.
-pub fn heap_alignment<C: ObjectCache>() {
-    let _alone = alone();
-    let heap: Heap<C> = Heap::new();
-    for shift in 0..=26 {
-        let align = 1usize << shift;
-        for size in [1, 100, 5000, 50_000] {
-            let p = heap.memalign(align, size);
-            assert!(
-                !p.is_null() && (p as usize).is_multiple_of(align),
-                "{align}/{size}: {p:p}"
-            );
-            // SAFETY: ours.
-            unsafe {
-                p.write_bytes(1, size);
-                heap.free(p);
-            }
-        }
-    }
-    assert!(heap.memalign(48, 10).is_null(), "no power of two");
-}
-
-/// realloc keeps the content, whatever the old and new sizes.
-pub fn heap_realloc<C: ObjectCache>() {
-    let _alone = alone();
-    let heap: Heap<C> = Heap::new();
-    let sizes = [
-        1,
-        16,
-        100,
-        1000,
-        5000,
-        33_000,
-        40_000,
-        300_000,
-        1_500_000,
-        4 << 20,
-    ];
-    for from in sizes {
-        for to in sizes {
-            let p = heap.malloc(from);
-            // SAFETY: ours throughout.
-            unsafe {
-                p.write_bytes(0x77, from);
-                let q = heap.realloc(p, to);
-                assert!(!q.is_null());
-                assert!(
-                    (0..from.min(to))
-                        .step_by(7)
-                        .all(|i| q.add(i).read() == 0x77),
-                    "{from} -> {to}"
-                );
-                heap.free(q);
-            }
-        }
-    }
-    // Growth step by step, with something in the way now and then.
-    let mut p = heap.malloc(1);
-    let mut others = Vec::new();
-    // SAFETY: ours throughout.
-    unsafe {
-        p.write(9);
-        let mut size = 1;
-        while size < 8 << 20 {
-            size += size / 3 + 4096;
-            p = heap.realloc(p, size);
-            assert!(!p.is_null() && p.read() == 9);
-            p.add(size - 1).write(1);
-            others.push(heap.malloc(40_000));
-        }
-        heap.free(p);
-        for p in others {
-            heap.free(p);
-        }
-    }
-}
-
-/// Zeroed memory is zero, reused or fresh.
-pub fn heap_zeroing<C: ObjectCache>() {
-    let _alone = alone();
-    let heap: Heap<C> = Heap::new();
-    for round in 0..3 {
-        for size in [1, 100, 5000, 33_000, 70_000, 2 << 20, 5 << 20] {
-            let p = heap.alloc_zeroed(size);
-            // SAFETY: ours.
-            unsafe {
-                let zero = (0..size).all(|i| p.add(i).read() == 0);
-                assert!(zero, "round {round}, {size} bytes");
-                p.write_bytes(0xff, size);
-                heap.free(p);
-            }
-        }
-        if round == 1 {
-            heap.trim();
         }
     }
 }

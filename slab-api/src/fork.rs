@@ -22,6 +22,8 @@ pub fn prepare() {
     if DEPTH.fetch_add(1, Relaxed) > 0 {
         return;
     }
+    // The child must not find another thread in the middle of reading them.
+    crate::config::settings();
     registry::with_raw_locks(FutexLock::fork_prepare);
     each_cache_lock(FutexLock::fork_prepare);
     page_alloc::fork::prepare();

@@ -270,11 +270,10 @@ impl<B: ObjectCache> Heap<B> {
             };
             let fits = match (byte, class) {
                 (0, _) => true, // reported as what it is below
+                // realloc keeps runs to the page as well, so the length is exact.
                 (granule::LARGE, None) => {
-                    size.next_multiple_of(PAGE_SIZE) <= large::usable_size(p).max(PAGE_SIZE)
+                    size.max(1).next_multiple_of(PAGE_SIZE) == large::usable_size(p)
                 }
-                // An object that realloc left in place may be larger than its size
-                // asks for, never smaller, and never by as much as half.
                 (granule::LARGE, Some(_)) => false,
                 (byte, Some(class)) => registry::size_of_byte(byte) == class::size(class),
                 (_, None) => false,
@@ -335,8 +334,7 @@ impl<B: ObjectCache> Heap<B> {
         }
         let new = self.malloc(size);
         if new.is_null() {
-            // Shrinking cannot fail: the object serves as it is.
-            return if size <= old { p } else { new };
+            return new;
         }
         // SAFETY: both are ours and distinct; `old` bytes are readable, `size`
         // writable.

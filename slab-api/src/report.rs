@@ -1,11 +1,19 @@
 //! The statistics of the whole process, as text (as the kernel's /proc files print
 //! them) and as JSON. Nothing here allocates.
+//!
+//! ```text
+//!   registry: every cache ─▶ CacheInfo ─▶ slabinfo 2.1, queued objects, counters ┐
+//!   page_alloc::stats ─▶ ZoneStats ─────▶ buddyinfo, pagetypeinfo                ├▶ text
+//!   large, misuse ──────────────────────▶ summary                                ┘ or JSON
+//! ```
 
 #![deny(unsafe_code)]
 
 use core::fmt::{self, Write};
 
-use page_alloc::{PAGE_SIZE, stats};
+use page_alloc::stats::{self, ZoneStats};
+use page_alloc::text::FdWriter;
+use page_alloc::{Migratetype, PAGE_SIZE, os, pcp};
 
 use crate::cache::CacheInfo;
 use crate::registry::{self, CacheHead};
@@ -49,7 +57,66 @@ pub fn totals() -> Totals {
 }
 
 fn each_cache(mut f: impl FnMut(&CacheHead, &CacheInfo)) {
+    // Caches are destroyed under this lock: none goes while it is looked at.
+    let _slots = registry::slots_lock();
     registry::for_each(|head| f(head, &(head.backend.info)(head)));
+}
+
+/// A cache's name as a column of its own: one word, whatever the cache is called.
+struct Word<'a>(&'a str);
+
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut width = 0;
+        for c in self.0.chars() {
+            let odd = c.is_whitespace() || c.is_control();
+            f.write_char(if odd { '_' } else { c })?;
+            width += 1;
+        }
+        for _ in width..17 {
+            f.write_char(' ')?;
+        }
+        Ok(())
+    }
+}
+
+/// What is between the quotes of a JSON string.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '"' | '\\' => write!(f, "\\{c}")?,
+                c if c.is_control() => write!(f, "\\u{:04x}", c as u32)?,
+                c => f.write_char(c)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The name of the backend whose caches there are; `mixed` for several.
+pub fn backend_in_use() -> &'static str {
+    let mut found = "";
+    registry::for_each(|head| {
+        found = match found {
+            "" => head.backend.name,
+            name if name == head.backend.name => name,
+            _ => "mixed",
+        };
+    });
+    if found.is_empty() { "none" } else { found }
+}
+
+/// [`write_text`] to a file descriptor: 2 is standard error.
+pub fn write_all(fd: i32) {
+    let _ = write_text(&mut FdWriter::new(fd), backend_in_use());
+}
+
+/// [`write_json`] to a file descriptor.
+pub fn write_all_json(fd: i32) {
+    let _ = write_json(&mut FdWriter::new(fd), backend_in_use(), std::process::id());
 }
 
 /// Writes slabinfo, version 2.1, and below it what slabinfo has no column for:
@@ -69,9 +136,9 @@ pub fn write_slabinfo(out: &mut dyn Write) -> fmt::Result {
         let (limit, batch, shared) = info.tunables;
         let line = writeln!(
             out,
-            "{:<17} {:6} {:6} {:6} {:4} {:4} : tunables {limit:4} {batch:4} {shared:4} \
+            "{} {:6} {:6} {:6} {:4} {:4} : tunables {limit:4} {batch:4} {shared:4} \
              : slabdata {:6} {:6} {:6}",
-            head.name(),
+            Word(head.name()),
             info.in_use,
             info.slabs * info.objects_per_slab,
             info.stride,
@@ -92,7 +159,7 @@ pub fn write_slabinfo(out: &mut dyn Write) -> fmt::Result {
 }
 
 fn write_counters(out: &mut dyn Write, head: &CacheHead, info: &CacheInfo) -> fmt::Result {
-    write!(out, "{:<17} queued {}", head.name(), info.queued)?;
+    write!(out, "{} queued {}", Word(head.name()), info.queued)?;
     for (name, value) in info.counters {
         if !name.is_empty() && value != 0 {
             write!(out, " {name} {value}")?;
@@ -134,11 +201,16 @@ pub fn write_text(out: &mut dyn Write, backend: &str) -> fmt::Result {
 /// Those of the writer.
 pub fn write_json(out: &mut dyn Write, backend: &str, pid: u32) -> fmt::Result {
     let t = totals();
+    let (in_place, moved, copied) = large::realloc_counts();
     write!(
         out,
-        "{{\"schema_version\":1,\"backend\":\"{backend}\",\"pid\":{pid},\
+        "{{\"schema_version\":1,\"backend\":\"{}\",\"pid\":{pid},\
          \"in_use_bytes\":{},\"queued_bytes\":{},\"slab_bytes\":{},\"large_bytes\":{},\
-         \"mapped_bytes\":{},\"free_bytes\":{},\"misuses\":{},\"caches\":[",
+         \"mapped_bytes\":{},\"free_bytes\":{},\"misuses\":{},\
+         \"cached_pages\":{},\"realloc\":{{\"in_place\":{in_place},\"moved\":{moved},\
+         \"copied\":{copied}}},\"refusals\":{{\"reserve\":{},\"commit\":{},\"advise\":{},\
+         \"remap\":{}}},\"caches\":[",
+        Escaped(backend),
         t.in_use,
         t.queued,
         t.slabs,
@@ -146,6 +218,11 @@ pub fn write_json(out: &mut dyn Write, backend: &str, pid: u32) -> fmt::Result {
         t.mapped,
         t.free,
         misuse::detected(),
+        pcp::cached_pages(),
+        os::refusals(os::Call::Reserve),
+        os::refusals(os::Call::Commit),
+        os::refusals(os::Call::Advise),
+        os::refusals(os::Call::Remap),
     )?;
     let mut result = Ok(());
     let mut first = true;
@@ -158,45 +235,69 @@ pub fn write_json(out: &mut dyn Write, backend: &str, pid: u32) -> fmt::Result {
     result?;
     out.write_str("],\"zones\":[")?;
     for (n, zone) in (0..).map_while(stats::zone_stats).enumerate() {
-        let c = zone.counters;
-        write!(
-            out,
-            "{}{{\"node\":{},\"managed_pages\":{},\"free_pages\":{},\"dirty_pages\":{},\
-             \"free_blocks\":{},\"mixed_blocks\":{},\"claims_whole\":{},\"claims_partial\":{},\
-             \"steals\":{},\"mixing_events\":{},\"growths\":{},\"purged_pages\":{}}}",
-            if n == 0 { "" } else { "," },
-            zone.node,
-            zone.managed_pages,
-            zone.free_pages,
-            zone.dirty_pages,
-            zone.free_blocks,
-            zone.mixed_blocks,
-            c.claims_whole,
-            c.claims_partial,
-            c.steals,
-            c.mixing_events,
-            c.growths,
-            c.purged_pages,
-        )?;
+        out.write_str(if n == 0 { "" } else { "," })?;
+        write_json_zone(out, &zone)?;
     }
     out.write_str("]}\n")
 }
 
-fn write_json_cache(out: &mut dyn Write, head: &CacheHead, info: &CacheInfo) -> fmt::Result {
-    out.write_str("{\"name\":\"")?;
-    for c in head.name().chars() {
-        match c {
-            '"' | '\\' => write!(out, "\\{c}")?,
-            c if c.is_control() => write!(out, "\\u{:04x}", c as u32)?,
-            c => out.write_char(c)?,
-        }
-    }
+/// What buddyinfo and pagetypeinfo say of a zone.
+fn write_json_zone(out: &mut dyn Write, zone: &ZoneStats) -> fmt::Result {
+    let c = zone.counters;
     write!(
         out,
-        "\",\"backend\":\"{}\",\"size\":{},\"stride\":{},\"objects_per_slab\":{},\
+        "{{\"node\":{},\"managed_pages\":{},\"free_pages\":{},\"dirty_pages\":{},\
+         \"free_blocks\":{},\"mixed_blocks\":{},\"claims_whole\":{},\"claims_partial\":{},\
+         \"steals\":{},\"mixing_events\":{},\"growths\":{},\"purged_pages\":{},\
+         \"failures\":{},\"free_chunks\":[",
+        zone.node,
+        zone.managed_pages,
+        zone.free_pages,
+        zone.dirty_pages,
+        zone.free_blocks,
+        zone.mixed_blocks,
+        c.claims_whole,
+        c.claims_partial,
+        c.steals,
+        c.mixing_events,
+        c.growths,
+        c.purged_pages,
+        c.failures,
+    )?;
+    for order in 0..zone.chunks.len() {
+        let comma = if order == 0 { "" } else { "," };
+        write!(out, "{comma}{}", zone.chunks_of_order(order))?;
+    }
+    out.write_str("],\"types\":[")?;
+    for (n, mt) in Migratetype::ALL.into_iter().enumerate() {
+        let comma = if n == 0 { "" } else { "," };
+        write!(
+            out,
+            "{comma}{{\"name\":\"{}\",\"blocks\":{},\"used_pages\":{},\"free_chunks\":[",
+            Escaped(mt.name()),
+            zone.blocks[mt as usize],
+            zone.used[mt as usize],
+        )?;
+        for (order, row) in zone.chunks.iter().enumerate() {
+            let comma = if order == 0 { "" } else { "," };
+            write!(out, "{comma}{}", row[mt as usize])?;
+        }
+        out.write_str("]}")?;
+    }
+    out.write_str("]}")
+}
+
+fn write_json_cache(out: &mut dyn Write, head: &CacheHead, info: &CacheInfo) -> fmt::Result {
+    let (limit, batch, shared) = info.tunables;
+    write!(
+        out,
+        "{{\"name\":\"{}\",\"backend\":\"{}\",\"id\":{},\"size\":{},\"stride\":{},\"objects_per_slab\":{},\
          \"slab_order\":{},\"slabs\":{},\"active_slabs\":{},\"in_use\":{},\"queued\":{},\
+         \"limit\":{limit},\"batchcount\":{batch},\"shared\":{shared},\
          \"counters\":{{",
-        head.backend.name,
+        Escaped(head.name()),
+        Escaped(head.backend.name),
+        head.id,
         info.size,
         info.stride,
         info.objects_per_slab,

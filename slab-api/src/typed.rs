@@ -2,6 +2,7 @@
 //!
 //! ```
 //! # fn demo<C: slab_api::ObjectCache>() {
+//! #[derive(Debug)]
 //! struct Session { id: u64, name: [u8; 40] }
 //! let cache = slab_api::Cache::<Session, C>::new("session").expect("a cache");
 //! let session = cache.alloc(Session { id: 7, name: [0; 40] }).expect("memory");
@@ -9,8 +10,18 @@
 //! drop(session); // back to the cache
 //! # }
 //! ```
-//! [`Cache::constructed`] gives Bonwick's caches: objects are constructed once, when
-//! their slab is made, and keep their state while they are free.
+//! [`Cache::constructed`] and [`Cache::with_constructor`] give Bonwick's caches: objects
+//! are constructed once, when their slab is made, and keep their state while they are
+//! free.
+//!
+//! ```text
+//!   Cache::new           alloc(v): write v ──▶ Object ──drop──▶ T dropped, memory free
+//!   Cache::constructed   slab made: construct each      ┌──────────────┐
+//!                        take(): no write ──▶ Object ──drop──▶ T as it is, object free
+//! ```
+//! In the second kind a `T` travels from one user to the next, in any thread: that is
+//! why it must be `Send`, and why the cache is invariant in `T` (a short-lived
+//! reference left in an object must not come back as a long-lived one).
 
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
@@ -25,7 +36,8 @@ use crate::config;
 pub struct Cache<T, C: ObjectCache> {
     cache: C,
     constructed: bool,
-    marker: PhantomData<fn() -> T>,
+    /// Invariant: objects carry a T from one user to the next.
+    marker: PhantomData<fn(T) -> T>,
 }
 
 /// An object of a cache; goes back when dropped.
@@ -89,43 +101,119 @@ impl<T, C: ObjectCache> Cache<T, C> {
     }
 }
 
-impl<T: Default, C: ObjectCache> Cache<T, C> {
-    /// A cache whose objects are constructed (as `T::default()`) when their slab is
-    /// made, and keep their state from one user to the next.
+impl<T: Send, C: ObjectCache> Cache<T, C> {
+    /// A cache whose objects `construct` makes when their slab is made; they keep their
+    /// state from one user to the next ([`Cache::take`]).
     ///
     /// `T` must not need dropping: objects are never dropped, only their memory is
-    /// given back in the end.
+    /// given back in the end. `construct` runs inside the allocator: it must not use
+    /// this cache, nor a heap of the same backend, and a panic in it aborts. It is a
+    /// function or a closure that captures nothing:
+    ///
+    /// ```
+    /// # fn demo<C: slab_api::ObjectCache>() {
+    /// let cache = slab_api::Cache::<[u32; 8], C>::with_constructor("rows", || [7; 8]);
+    /// # }
+    /// ```
+    ///
+    /// ```compile_fail
+    /// # fn demo<C: slab_api::ObjectCache>(seven: u32) {
+    /// let cache = slab_api::Cache::<[u32; 8], C>::with_constructor("rows", move || [seven; 8]);
+    /// # }
+    /// # struct Any; // the closure captures: no cache can keep it
+    /// # demo::<slab_unified::Unified>(7);
+    /// ```
     ///
     /// # Errors
     /// As [`Cache::new`].
-    pub fn constructed(name: &str) -> Result<Self, CacheError> {
+    pub fn with_constructor<F>(name: &str, construct: F) -> Result<Self, CacheError>
+    where
+        F: Fn() -> T + Copy + Send + Sync + 'static,
+    {
         const {
             assert!(
                 !core::mem::needs_drop::<T>(),
                 "constructed objects are never dropped"
-            )
+            );
+            assert!(
+                size_of::<F>() == 0,
+                "the constructor must capture nothing: slabs are made at any time"
+            );
         };
-        unsafe fn construct<T: Default>(p: *mut u8) {
-            // SAFETY: the cache calls it with fresh objects of T's size and alignment.
-            unsafe { p.cast::<T>().write(T::default()) };
-        }
+        let _: F = construct;
         config::settings();
         let desc = CacheDesc::new(name, size_of::<T>().max(1))
             .align(align_of::<T>())
-            .constructor(construct::<T>);
+            .constructor(construct_object::<T, F>);
         Ok(Self {
             cache: C::create(&desc)?,
             constructed: true,
             marker: PhantomData,
         })
     }
+}
 
+/// Constructs one object.
+///
+/// # Safety
+/// `p` must be a fresh object of `T`'s size and alignment, and a value of the empty type
+/// `F` must have been given to [`Cache::with_constructor`].
+unsafe fn construct_object<T, F: Fn() -> T + Copy>(p: *mut u8) {
+    /// The caller is the middle of an allocator: no panic may pass through it.
+    struct AbortOnUnwind;
+    impl Drop for AbortOnUnwind {
+        fn drop(&mut self) {
+            std::process::abort();
+        }
+    }
+    let guard = AbortOnUnwind;
+    // SAFETY: F has no bytes and is Copy, and the cache was given one of it to be used
+    // from any thread; so here is a copy of it. `p` is promised by the caller.
+    unsafe {
+        let construct: F = NonNull::dangling().read();
+        p.cast::<T>().write(construct());
+    }
+    core::mem::forget(guard);
+}
+
+impl<T: Default + Send + 'static, C: ObjectCache> Cache<T, C> {
+    /// [`Cache::with_constructor`] with `T::default`.
+    ///
+    /// Values that are tied to a thread are refused, because the next user may be
+    /// another one:
+    ///
+    /// ```compile_fail
+    /// # fn demo<C: slab_api::ObjectCache>() {
+    /// type Tied = Option<&'static core::cell::Cell<u32>>;
+    /// let cache = slab_api::Cache::<Tied, C>::constructed("tied");
+    /// # }
+    /// ```
+    ///
+    /// And so is a cache that promises less than it was made with:
+    ///
+    /// ```compile_fail
+    /// use slab_api::{Cache, ObjectCache};
+    /// fn shorten<'s, C: ObjectCache>(
+    ///     cache: &'s Cache<Option<&'static u32>, C>,
+    /// ) -> &'s Cache<Option<&'s u32>, C> {
+    ///     cache
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Cache::new`].
+    pub fn constructed(name: &str) -> Result<Self, CacheError> {
+        Self::with_constructor(name, T::default)
+    }
+}
+
+impl<T, C: ObjectCache> Cache<T, C> {
     /// An object as its last user left it, or as it was constructed; `None` without
-    /// memory. In a cache of [`Cache::new`] it is made by `T::default()`.
+    /// memory, and in a cache of [`Cache::new`], whose objects are not constructed.
     #[inline]
     pub fn take(&self) -> Option<Object<'_, T, C>> {
         if !self.constructed {
-            return self.alloc(T::default()).ok();
+            return None;
         }
         let object = self.cache.alloc()?.cast::<T>();
         // The constructor, or the last user, left a T there.

@@ -114,7 +114,13 @@ pub unsafe extern "C" fn realloc<B: Installed>(block: *mut c_void, size: usize) 
         return ptr::null_mut();
     }
     // SAFETY: `block` is not null, `size` not 0, the rest is the caller's promise.
-    or_no_memory(unsafe { B::heap().realloc(block.cast(), size) })
+    let new = unsafe { B::heap().realloc(block.cast(), size) };
+    // Shrinking does not fail: without memory the block serves as it is.
+    // SAFETY: the block is still the caller's when the result is null.
+    if new.is_null() && size <= unsafe { B::heap().usable_size(block.cast()) } {
+        return block;
+    }
+    or_no_memory(new)
 }
 
 /// `reallocarray`: [`realloc`] to `count * size` bytes; ENOMEM, and the block untouched, when
