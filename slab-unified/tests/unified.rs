@@ -26,7 +26,7 @@ fn one_way_traffic_trades_magazines_through_the_depot() {
     let cache = cache("one-way", 64);
     let (send, receive) = mpsc::sync_channel::<Vec<usize>>(4);
     std::thread::scope(|s| {
-        s.spawn(move || {
+        let freeing = s.spawn(move || {
             for batch in receive {
                 for p in batch {
                     give(cache, p);
@@ -38,6 +38,8 @@ fn one_way_traffic_trades_magazines_through_the_depot() {
                 .expect("the receiver lives");
         }
         drop(send);
+        // The scope's own end does not wait for the thread's exit hooks.
+        freeing.join().expect("no thread fails");
     });
     let info = cache.info();
     let counter = |name| info.counter(name).expect("a counter of this design");

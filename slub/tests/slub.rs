@@ -26,7 +26,7 @@ fn frees_by_another_thread_go_through_the_slabs_word() {
     let cache = cache("one-way", 64);
     let (send, receive) = mpsc::sync_channel::<Vec<usize>>(64);
     std::thread::scope(|s| {
-        s.spawn(move || {
+        let freeing = s.spawn(move || {
             for batch in receive {
                 for p in batch {
                     give(cache, p);
@@ -38,6 +38,8 @@ fn frees_by_another_thread_go_through_the_slabs_word() {
                 .expect("the receiver lives");
         }
         drop(send);
+        // The scope's own end does not wait for the thread's exit hooks.
+        freeing.join().expect("no thread fails");
     });
     let info = cache.info();
     let counter = |name| info.counter(name).expect("a counter of this design");
