@@ -1,0 +1,242 @@
+//! The trait's operations: fast paths, creation, snapshots, validation, the end.
+
+use super::*;
+
+impl ObjectCache for Unified {
+    const BACKEND: &'static str = "unified";
+
+    fn create(desc: &CacheDesc<'_>) -> Result<Self, CacheError> {
+        let (align, stride) = desc.layout()?;
+        let order = slab::order_for(stride);
+        let max_level = (0..=MAX_LEVEL)
+            .rev()
+            .find(|level| Magazine::capacity_of_level(*level) * stride <= MAGAZINE_BYTES)
+            .unwrap_or(0);
+        let memory = meta::alloc(Self::record_bytes()).ok_or(CacheError::NoMemory)?;
+        let record = memory.cast::<Record>();
+        let zero = || AtomicU64::new(0);
+        // SAFETY: the memory is large and aligned enough, and ours.
+        unsafe {
+            record.write(Record {
+                head: CacheHead::new(&BACKEND, desc, (align, stride)),
+                order,
+                objects: order.bytes() / stride,
+                max_level,
+                keep_empty: ((16 << 10) >> order.bytes().ilog2()).max(1),
+                migratetype: desc.migratetype,
+                constructor: desc.constructor,
+                depot: Depot::new(zero(), zero(), zero()),
+                counters: Counters::default(),
+                nodes: [const {
+                    Lock::new(Node {
+                        partial: PageList::new(),
+                        empty: PageList::new(),
+                        slabs: 0,
+                        free: 0,
+                    })
+                }; MAX_NODES],
+            });
+            if registry::register(record.cast()).is_none() {
+                meta::free(memory, Self::record_bytes());
+                return Err(CacheError::TooMany);
+            }
+            Ok(Self(record.as_ref()))
+        }
+    }
+
+    #[inline]
+    fn from_id(id: u32) -> Option<Self> {
+        let head = registry::get(id)?;
+        core::ptr::eq(head.backend, &raw const BACKEND).then(|| of(head))
+    }
+
+    #[inline(always)]
+    fn id(self) -> u32 {
+        self.0.head.id
+    }
+
+    #[inline(always)]
+    fn try_alloc(id: u32) -> *mut u8 {
+        let p = slots::pop(id);
+        if !p.is_null() {
+            // SAFETY: an object of a slab, in an arena, that is now ours.
+            return unsafe { granule::mark(p, granule::byte_of(id)) };
+        }
+        p
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_slow(self) -> *mut u8 {
+        purge::tick();
+        let id = self.id();
+        let p = match SlotRef::get() {
+            Some(slot) => {
+                let mut p = slot.pop(id);
+                let natural = p.is_null();
+                if natural {
+                    p = self.refill(slot);
+                }
+                slots::settle(natural);
+                p
+            }
+            None => self.take_one(topology::current_node()),
+        };
+        if !p.is_null() {
+            // SAFETY: an object of a slab, in an arena, that is now ours.
+            return unsafe { granule::mark(p, granule::byte_of(id)) };
+        }
+        p
+    }
+
+    #[inline(always)]
+    unsafe fn try_free(id: u32, p: *mut u8, mark: &AtomicU8) -> bool {
+        if !slots::push(id, p) {
+            return false;
+        }
+        mark.store(0, Relaxed);
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    unsafe fn free_slow(self, p: *mut u8) {
+        // SAFETY: an object in use, by the caller's promise.
+        unsafe { granule::cell_of_object(p) }.store(0, Relaxed);
+        // A thread on its way out gets no new slot for a late free.
+        let slot = if slot::has_exited() {
+            None
+        } else {
+            SlotRef::get()
+        };
+        match slot {
+            Some(slot) => {
+                let natural = !slot.push(self.id(), p);
+                if natural {
+                    self.flush(slot, p);
+                }
+                slots::settle(natural);
+            }
+            None => self.give(&[p], topology::current_node()),
+        }
+        purge::tick();
+    }
+
+    fn shrink(self) -> usize {
+        if let Some(slot) = SlotRef::existing() {
+            self.drain(slot);
+        }
+        self.drain_depot();
+        self.free_empty_slabs()
+    }
+
+    fn validate(self) -> Result<(), Corruption> {
+        let wrong = |what, head: PageRef| Corruption {
+            what,
+            address: head.address() as usize,
+        };
+        for node in &self.0.nodes {
+            let node = node.lock();
+            let mut free = 0;
+            for (list, empty) in [(&node.partial, false), (&node.empty, true)] {
+                for head in list.iter() {
+                    let count = slab::free_objects(head);
+                    let mut bits = 0;
+                    let mut stray = false;
+                    slab::for_each_free(head, |p| {
+                        bits += 1;
+                        let offset = p as usize - head.address() as usize;
+                        stray |= !offset.is_multiple_of(self.0.head.stride as usize)
+                            || granule::cell(p).is_none_or(|m| m.load(Relaxed) != 0);
+                    });
+                    if head.cache() != self.id() {
+                        return Err(wrong("a slab of another cache on the list", head));
+                    }
+                    if bits != count {
+                        return Err(wrong("free objects and the slab's count differ", head));
+                    }
+                    if stray {
+                        return Err(wrong("a free bit where no free object starts", head));
+                    }
+                    if (count == slab::objects(head)) != empty || count == 0 {
+                        return Err(wrong("a slab on the wrong list", head));
+                    }
+                    free += count;
+                }
+            }
+            if free != node.free {
+                return Err(Corruption {
+                    what: "free objects of the node miscounted",
+                    address: 0,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn info(self) -> CacheInfo {
+        let Record {
+            head,
+            order,
+            objects,
+            counters: c,
+            ..
+        } = self.0;
+        let mut info = CacheInfo::new(
+            head.size as usize,
+            head.stride as usize,
+            *objects,
+            order.get(),
+        );
+        let mut free = 0;
+        let mut empty = 0;
+        for node in &self.0.nodes {
+            let node = node.lock();
+            info.slabs += node.slabs;
+            free += node.free;
+            empty += node.empty.len();
+        }
+        slots::for_each(|slot| info.queued += slot.queued(self.id()));
+        let capacity = Magazine::capacity_of_level(self.0.max_level);
+        info.queued += self.0.depot.full_count() as usize * capacity;
+        info.active_slabs = info.slabs - empty;
+        info.in_use = (info.slabs * objects).saturating_sub(free + info.queued);
+        info.tunables = (capacity, capacity, self.depot_limit() as usize);
+        let counters = [
+            ("spare_swap", &c.spare_swap),
+            ("depot_get", &c.depot_get),
+            ("depot_put", &c.depot_put),
+            ("refill", &c.refill),
+            ("flush", &c.flush),
+            ("whole_slab_take", &c.whole_slab_take),
+            ("alien_flush", &c.alien_flush),
+            ("new_slab", &c.new_slab),
+            ("discard_slab", &c.discard_slab),
+            ("grow_queue", &c.grow_queue),
+            ("trim_depot", &c.trim_depot),
+        ];
+        for (cell, (name, value)) in info.counters.iter_mut().zip(counters) {
+            *cell = (name, value.load(Relaxed));
+        }
+        info
+    }
+
+    fn destroy(self) -> Result<(), DestroyError> {
+        // By the contract no thread is using the cache: its objects in their slots
+        // can be taken from here.
+        let _slots = registry::slots_lock();
+        slots::for_each(|slot| self.drain(slot));
+        self.drain_depot();
+        let in_use = self.info().in_use;
+        if in_use > 0 {
+            return Err(DestroyError::Busy(in_use));
+        }
+        self.free_empty_slabs();
+        registry::unregister(self.id());
+        // SAFETY: unregistered and unused: nobody refers to the record any more.
+        unsafe {
+            meta::free(NonNull::from(self.0).cast(), Self::record_bytes());
+        }
+        Ok(())
+    }
+}
