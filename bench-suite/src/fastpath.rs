@@ -381,7 +381,8 @@ fn count(
         command.arg(with_value("LD_PRELOAD=", library.as_os_str()));
     }
     command
-        .arg(format!("SLABMALLOC_CONF={conf}"))
+        // Without the purge timer: a count must not depend on the clock.
+        .arg(format!("SLABMALLOC_CONF={conf},purge=off"))
         .arg(driver)
         .arg(name)
         .arg(pairs.to_string());
