@@ -36,8 +36,6 @@ pub struct Backend {
     /// # Safety
     /// Only in the child, before it starts threads.
     pub after_fork: unsafe fn(),
-    /// Gives the calling thread's queues of all caches back to the slabs.
-    pub drain_thread: fn(),
 }
 
 /// The head of each backend's cache record.

@@ -18,9 +18,9 @@ use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{CacheDesc, CacheError, CacheInfo, Constructor, ObjectCache};
 
 use crate::node::{Alien, Node, NodeLevel};
-use crate::reap::{self, WALK};
+use crate::reap::WALK;
 use crate::slab::{self, Geometry, Placement};
-use crate::slot::{self as slots, SlotRef};
+use crate::slot as slots;
 use crate::tunables::{Tunables, TuneError};
 
 /// Events of the slow paths.
@@ -84,11 +84,6 @@ static BACKEND: Backend = Backend {
         }
     },
     after_fork,
-    drain_thread: || {
-        if let Some(slot) = SlotRef::existing() {
-            reap::drain_slot(slot);
-        }
-    },
 };
 
 unsafe fn after_fork() {

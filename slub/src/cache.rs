@@ -72,11 +72,6 @@ static BACKEND: Backend = Backend {
         }
     },
     after_fork: slots::after_fork,
-    drain_thread: || {
-        if let Some(slot) = SlotRef::existing() {
-            drain_slot(slot);
-        }
-    },
 };
 
 fn of(head: &CacheHead) -> Slub {
