@@ -1,7 +1,7 @@
 //! Arenas: large aligned reservations, grown from the bottom, with the page map.
 //!
 //! ```text
-//!   reservation: [ granule map: 1/16 | page records: 1/64 | blocks | heap ........ ]
+//!   reservation: [ granule map: 1/16 | page records: 1/64 | blocks | whole | heap .. ]
 //!                                                          base ^   frontier ^
 //! ```
 //! The whole reservation is inaccessible address space at first. A region's
@@ -17,13 +17,13 @@
 //! pool.
 
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crate::block::{BLOCK_HUGE, Block};
 use crate::config;
 use crate::granule;
 use crate::os;
-use crate::page::{Page, PageRef};
+use crate::page::{Page, PageKind, PageRef};
 use crate::sync::Lock;
 use crate::topology::{self, MAX_NODES};
 use crate::types::{
@@ -55,6 +55,10 @@ pub(crate) struct Arena {
     map: AtomicPtr<AtomicU8>,
     records: AtomicPtr<Page>,
     blocks: AtomicPtr<Block>,
+    /// A bit for each block: wholly free, and on its zone's list.
+    whole: AtomicPtr<AtomicU64>,
+    /// Pages of each node's region but the last.
+    share: AtomicUsize,
     regions: [Region; MAX_NODES],
 }
 
@@ -87,6 +91,8 @@ impl Arena {
             map: AtomicPtr::new(ptr::null_mut()),
             records: AtomicPtr::new(ptr::null_mut()),
             blocks: AtomicPtr::new(ptr::null_mut()),
+            whole: AtomicPtr::new(ptr::null_mut()),
+            share: AtomicUsize::new(usize::MAX),
             regions: [const {
                 Region {
                     start: AtomicUsize::new(0),
@@ -112,12 +118,12 @@ impl Arena {
         unsafe { &*self.records.load(Ordering::Relaxed).add(index) }
     }
 
-    /// The pageblock of the page `index`.
+    /// The pageblock of the page `index`, which must lie below a frontier.
     #[inline]
     pub(crate) fn block(&self, index: usize) -> &'static Block {
         debug_assert!(index < self.pages.load(Ordering::Relaxed));
-        // SAFETY: the block records are committed when the arena is made, one for
-        // each block of the heap, and never unmapped.
+        // SAFETY: block records are committed below each frontier and never
+        // unmapped; callers pass indices from frames, which lie below one.
         unsafe {
             &*self
                 .blocks
@@ -131,9 +137,54 @@ impl Arena {
         ptr::with_exposed_provenance_mut(self.base() + (index << PAGE_SHIFT))
     }
 
+    /// The node whose region holds the page `index`.
+    #[inline]
+    pub(crate) fn node_of(&self, index: usize) -> usize {
+        match topology::nodes() {
+            1 => 0,
+            nodes => (index / self.share.load(Ordering::Relaxed)).min(nodes - 1),
+        }
+    }
+
     fn region_of(&self, index: usize) -> &Region {
-        let node = self.block(index).node();
-        &self.regions[node]
+        &self.regions[self.node_of(index)]
+    }
+
+    fn whole_word(&self, block: usize) -> &AtomicU64 {
+        // SAFETY: a bit for each block of the heap, committed when the arena is made.
+        unsafe { &*self.whole.load(Ordering::Relaxed).add(block / 64) }
+    }
+
+    /// Notes whether the block of the page `index` is wholly free.
+    pub(crate) fn set_whole(&self, index: usize, whole: bool) {
+        let block = index >> PAGEBLOCK_ORDER;
+        // A step, not a load and a store: two regions may share a word.
+        let (word, bit) = (self.whole_word(block), 1u64 << (block % 64));
+        if whole {
+            word.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    /// The first stretch [from, to) of wholly free blocks' pages at or behind the page
+    /// `at`, below `end`.
+    pub(crate) fn next_whole(&self, at: usize, end: usize) -> Option<(usize, usize)> {
+        let limit = end >> PAGEBLOCK_ORDER;
+        let next = |mut block: usize, set: bool| {
+            while block < limit {
+                let word = self.whole_word(block).load(Ordering::Relaxed);
+                let word = (if set { word } else { !word }) >> (block % 64);
+                if word != 0 {
+                    return (block + word.trailing_zeros() as usize).min(limit);
+                }
+                block = block / 64 * 64 + 64;
+            }
+            limit
+        };
+        let from = next(at.div_ceil(PAGEBLOCK_PAGES), true);
+        let to = next(from, false);
+        (from < to).then_some((from << PAGEBLOCK_ORDER, to << PAGEBLOCK_ORDER))
     }
 
     /// The pages [start, frontier) of the region that holds the page `index`:
@@ -172,14 +223,6 @@ pub fn committed_bytes() -> usize {
     COMMITTED.load(Ordering::Relaxed)
 }
 
-/// A record behind a link of a list; `None` for null.
-#[inline]
-pub(crate) fn record(page: *mut Page) -> Option<PageRef> {
-    // SAFETY: links hold null or the address of a record, and records are never
-    // unmapped; only `PageList` writes links.
-    unsafe { page.as_ref() }
-}
-
 fn arena_of_record(page: *const Page) -> &'static Arena {
     if ARENAS[0].holds_record(page) {
         return &ARENAS[0];
@@ -202,6 +245,29 @@ pub(crate) fn frame_of(page: &Page) -> Frame {
     }
 }
 
+/// The place of a block: its first page.
+pub(crate) fn frame_of_block(block: &Block) -> Frame {
+    let at = ptr::from_ref(block) as usize;
+    let offset_in = |arena: &Arena| {
+        let blocks = arena.blocks.load(Ordering::Relaxed) as usize;
+        let bytes = (arena.pages.load(Ordering::Relaxed) >> PAGEBLOCK_ORDER) * size_of::<Block>();
+        let offset = at.wrapping_sub(blocks);
+        (offset < bytes).then_some(offset)
+    };
+    // A record exists only inside an arena, so the search finds one.
+    let (arena, offset) = match offset_in(&ARENAS[0]) {
+        Some(offset) => (&ARENAS[0], offset),
+        None => arenas()
+            .iter()
+            .find_map(|arena| Some((arena, offset_in(arena)?)))
+            .unwrap_or((&ARENAS[0], 0)),
+    };
+    Frame {
+        arena,
+        index: (offset / size_of::<Block>()) << PAGEBLOCK_ORDER,
+    }
+}
+
 /// The address of a page.
 #[inline]
 pub(crate) fn address_of(page: &Page) -> *mut u8 {
@@ -209,11 +275,18 @@ pub(crate) fn address_of(page: &Page) -> *mut u8 {
     frame.arena.address(frame.index)
 }
 
-/// The first page of the naturally aligned order that `page` is part of.
+/// The first page of the naturally aligned chunk that `page`, not a first page, is part
+/// of; `page` itself when it is in none any more.
 #[inline]
-pub(crate) fn order_head(page: &Page) -> PageRef {
+pub(crate) fn order_head(page: PageRef) -> PageRef {
     let Frame { arena, index } = frame_of(page);
-    arena.page(index & !((1 << page.order()) - 1))
+    let whole = arena.block(index).chunk();
+    if whole > 0 {
+        return arena.page(index & !((1 << whole) - 1));
+    }
+    let head = arena.page(index & !((1 << page.order()) - 1));
+    let is_tail = page.kind() == PageKind::Tail && head.order() == page.order();
+    if is_tail { head } else { page }
 }
 
 /// The record of the page that holds an address; `None` when no arena does.
@@ -315,7 +388,7 @@ pub(crate) fn grow_at(end: Frame, pages: usize) -> Option<Growth> {
     if region.frontier.load(Ordering::Relaxed) != end.index {
         return None;
     }
-    let node = arena.block(end.index - 1).node();
+    let node = arena.node_of(end.index - 1);
     grow_in(arena, node, pages.next_multiple_of(PAGEBLOCK_PAGES)).ok()
 }
 
@@ -353,15 +426,19 @@ fn commit(arena: &'static Arena, region: &Region, node: usize, pages: usize) -> 
         let to = end
             .next_multiple_of(META_STEP >> PAGE_SHIFT)
             .min(region.end.load(Ordering::Relaxed));
-        // SAFETY: both arrays have room for every page of the heap and lie in the
-        // reservation; meta_end and `to` are whole pageblocks, so the byte ranges
-        // are whole pages of up to 32 KiB; `span` widens to larger kernel pages.
+        // SAFETY: the arrays have room for every page of the heap and lie in the
+        // reservation; `commit_span` widens to whole kernel pages.
         let ok = unsafe {
             let records = arena.records.load(Ordering::Relaxed).cast::<u8>();
             let map = arena.map.load(Ordering::Relaxed).cast::<u8>();
             let per_page = PAGE_SHIFT - GRANULE_SHIFT;
             commit_span(records, meta_end << 6, to << 6)
                 && commit_span(map, meta_end << per_page, to << per_page)
+                && commit_span(
+                    arena.blocks.load(Ordering::Relaxed).cast(),
+                    (meta_end >> PAGEBLOCK_ORDER) * size_of::<Block>(),
+                    (to >> PAGEBLOCK_ORDER) * size_of::<Block>(),
+                )
         };
         if !ok {
             return false;
@@ -384,7 +461,6 @@ fn commit(arena: &'static Arena, region: &Region, node: usize, pages: usize) -> 
         unsafe { os::huge(arena.address(from), (end - from) << PAGE_SHIFT, true) }
     };
     for index in (frontier..end).step_by(PAGEBLOCK_PAGES) {
-        arena.block(index).set_node(node);
         arena
             .block(index)
             .set_flag(BLOCK_HUGE, huge && index >= from);
@@ -457,8 +533,10 @@ fn reserve_arena(slot: usize, heap: usize) -> Option<&'static Arena> {
     let unit = os::page_size();
     let map_bytes = (pages << (PAGE_SHIFT - GRANULE_SHIFT)).next_multiple_of(unit);
     let record_bytes = (pages << 6).next_multiple_of(unit);
-    let block_bytes = ((pages >> PAGEBLOCK_ORDER) * size_of::<Block>()).next_multiple_of(unit);
-    let meta = map_bytes + record_bytes + block_bytes;
+    let blocks = pages >> PAGEBLOCK_ORDER;
+    let block_bytes = (blocks * size_of::<Block>()).next_multiple_of(unit);
+    let whole_bytes = (blocks.div_ceil(64) * size_of::<u64>()).next_multiple_of(unit);
+    let meta = map_bytes + record_bytes + block_bytes + whole_bytes;
     let total = meta.checked_add(heap)?.checked_add(align)?;
     let at = os::reserve(total);
     if at.is_null() {
@@ -480,8 +558,9 @@ fn reserve_arena(slot: usize, heap: usize) -> Option<&'static Arena> {
     let map: *mut u8 = ptr::with_exposed_provenance_mut(first);
     let records: *mut Page = ptr::with_exposed_provenance_mut(first + map_bytes);
     let blocks: *mut Block = ptr::with_exposed_provenance_mut(first + map_bytes + record_bytes);
+    let whole: *mut AtomicU64 = ptr::with_exposed_provenance_mut(base - whole_bytes);
     // SAFETY: inside the reservation, whole kernel pages.
-    if !unsafe { os::commit(blocks.cast(), block_bytes) } {
+    if !unsafe { os::commit(whole.cast(), whole_bytes) } {
         // SAFETY: nothing refers to the reservation yet.
         unsafe { os::unreserve(map, meta + heap) };
         return None;
@@ -491,6 +570,7 @@ fn reserve_arena(slot: usize, heap: usize) -> Option<&'static Arena> {
     arena.map.store(map.cast(), Ordering::Relaxed);
     arena.records.store(records, Ordering::Relaxed);
     arena.blocks.store(blocks, Ordering::Relaxed);
+    arena.whole.store(whole, Ordering::Relaxed);
     arena.pages.store(pages, Ordering::Relaxed);
     split_regions(arena, pages);
     COUNT.store(slot + 1, Ordering::Release);
@@ -507,6 +587,7 @@ fn split_regions(arena: &Arena, pages: usize) {
         PAGEBLOCK_PAGES
     };
     let share = pages / nodes / unit * unit;
+    arena.share.store(share, Ordering::Relaxed);
     for (node, region) in arena.regions.iter().enumerate().take(nodes) {
         let start = node * share;
         let end = if node + 1 == nodes {
@@ -522,23 +603,17 @@ fn split_regions(arena: &Arena, pages: usize) {
         ] {
             cell.store(value, Ordering::Relaxed);
         }
-        // `region_of` must work for every page of the heap, committed or not.
-        if nodes > 1 {
-            for index in (start..end).step_by(PAGEBLOCK_PAGES) {
-                arena.block(index).set_node(node);
-            }
-        }
     }
 }
 
-/// Calls `f` with every committed pageblock: its arena, first page and record.
-pub(crate) fn for_each_block(mut f: impl FnMut(&'static Arena, usize, &'static Block)) {
+/// Calls `f` with the first page of every committed pageblock of a node, until it
+/// returns false.
+pub(crate) fn for_each_block_of(node: usize, mut f: impl FnMut(Frame) -> bool) {
     for arena in arenas() {
-        for region in arena.regions.iter().take(topology::nodes()) {
-            let start = region.start.load(Ordering::Relaxed);
-            let end = region.frontier.load(Ordering::Acquire);
-            for index in (start..end).step_by(PAGEBLOCK_PAGES) {
-                f(arena, index, arena.block(index));
+        let (start, end) = arena.region_span(node);
+        for index in (start..end).step_by(PAGEBLOCK_PAGES) {
+            if !f(Frame { arena, index }) {
+                return;
             }
         }
     }
@@ -550,7 +625,7 @@ impl Arena {
         let region = &self.regions[node];
         (
             region.start.load(Ordering::Relaxed),
-            region.frontier.load(Ordering::Relaxed),
+            region.frontier.load(Ordering::Acquire),
         )
     }
 }

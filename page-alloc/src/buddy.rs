@@ -1,48 +1,53 @@
-//! The buddy's free lists: one for each order and migratetype below the
-//! pageblock, one for each order from the pageblock up.
+//! The index over a zone's blocks: where a free chunk of an order and type is.
 //!
 //! ```text
-//!   order 0..8:   lists[order][type]   chunks inside a block of that type
-//!   order 9..18:  whole[order]         wholly free blocks: they have no type
-//!                                      until somebody claims them
+//!   lists[type][order 0..8]:  blocks of that type whose largest free chunk has
+//!                             about that order (an upper bound: taking does not
+//!                             look again, a search that finds less does)
+//!   whole:                    wholly free blocks: they have no type until
+//!                             somebody claims them; those that hold memory first
 //! ```
-//! A wholly free block belongs to nobody, so claiming one mixes nothing; that is
-//! the cheapest and most frequent form of the kernel's fallback.
-//!
-//! Each free chunk carries whether its pages may hold data (*dirty*): clean ones
-//! read as zero and cost no memory.
+//! The chunks themselves are read off the blocks' maps ([`crate::bits`]). A wholly
+//! free block belongs to nobody, so claiming one mixes nothing; that is the
+//! cheapest and most frequent form of the kernel's fallback.
 
 #![deny(unsafe_code)]
 
-use crate::arena::{self, Frame};
-use crate::block::BLOCK_DIRTY;
-use crate::page::{PageKind, PageList, PageRef};
-use crate::types::{MIGRATETYPES, Migratetype, ORDERS, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
+use core::sync::atomic::Ordering::Relaxed;
 
-const SMALL: usize = PAGEBLOCK_ORDER as usize;
+use crate::arena::{self, Arena, Frame};
+use crate::bits::Bits;
+use crate::block::{BLOCK_RESERVED, Block};
+use crate::config;
+use crate::list::List;
+use crate::types::{MIGRATETYPES, Migratetype, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
+
+/// Orders below the pageblock's.
+const LEVELS: usize = PAGEBLOCK_ORDER as usize;
+/// `Block::listed` of a wholly free block; 0 is no list.
+const WHOLE: u8 = u8::MAX;
+/// Blocks of one list looked at for the fullest.
+const LOOKS: usize = 8;
 
 /// The free lists of one zone. The zone's lock guards them.
 #[derive(Debug)]
 pub(crate) struct Buddy {
-    lists: [[PageList; MIGRATETYPES]; SMALL],
-    whole: [PageList; ORDERS - SMALL],
-    /// Bit `order` set: `lists[order][type]` is not empty.
-    small_mask: [u32; MIGRATETYPES],
-    /// Bit `order` set: `whole[order - 9]` is not empty.
-    whole_mask: u32,
+    lists: [[List<Block>; LEVELS]; MIGRATETYPES],
+    /// Bit `order` set: `lists[type][order]` is not empty.
+    mask: [u32; MIGRATETYPES],
+    whole: List<Block>,
     free: usize,
-    dirty: usize,
+    idle: usize,
 }
 
 impl Buddy {
     pub(crate) const fn new() -> Self {
         Self {
-            lists: [const { [const { PageList::new() }; MIGRATETYPES] }; SMALL],
-            whole: [const { PageList::new() }; ORDERS - SMALL],
-            small_mask: [0; MIGRATETYPES],
-            whole_mask: 0,
+            lists: [const { [const { List::new() }; LEVELS] }; MIGRATETYPES],
+            mask: [0; MIGRATETYPES],
+            whole: List::new(),
             free: 0,
-            dirty: 0,
+            idle: 0,
         }
     }
 
@@ -51,285 +56,287 @@ impl Buddy {
         self.free
     }
 
-    /// Free pages in chunks that may hold data.
-    pub(crate) fn dirty_pages(&self) -> usize {
-        self.dirty
+    /// Free pages that may hold data.
+    pub(crate) fn idle_pages(&self) -> usize {
+        self.idle
     }
 
-    /// Free chunks of one order and type; whole blocks count for every type as 0
-    /// but for the type their first block had last.
-    pub(crate) fn chunks(&self, order: u8, mt: Migratetype) -> usize {
-        if order < PAGEBLOCK_ORDER {
-            return self.lists[order as usize][mt as usize].len();
-        }
-        self.whole[order as usize - SMALL]
-            .iter()
-            .filter(|p| {
-                let f = arena::frame_of(p);
-                f.arena.block(f.index).migratetype() == mt
-            })
-            .count()
+    /// Whether the block is among the wholly free ones that anybody may claim.
+    pub(crate) fn is_whole(block: &Block) -> bool {
+        block.listed.load(Relaxed) == WHOLE
     }
 
-    fn list(&mut self, frame: Frame, order: u8) -> (&mut PageList, &mut u32) {
-        if order < PAGEBLOCK_ORDER {
-            let mt = frame.arena.block(frame.index).migratetype() as usize;
-            (
-                &mut self.lists[order as usize][mt],
-                &mut self.small_mask[mt],
-            )
-        } else {
-            (
-                &mut self.whole[order as usize - SMALL],
-                &mut self.whole_mask,
-            )
-        }
+    /// Wholly free blocks.
+    pub(crate) fn whole_blocks(&self) -> usize {
+        self.whole.len()
     }
 
-    fn insert(&mut self, frame: Frame, order: u8, dirty: bool, back: bool) {
-        let page = frame.arena.page(frame.index);
-        page.set_kind(PageKind::Free);
-        page.set_order(order);
-        page.set_dirty(dirty);
-        self.free += 1 << order;
-        if dirty {
-            self.dirty += 1 << order;
-        }
-        let (list, mask) = self.list(frame, order);
-        *mask |= 1 << order;
-        if back {
-            list.push_back(page);
-        } else {
-            list.push_front(page);
-        }
+    /// Wholly free blocks, those that became free last at the end.
+    pub(crate) fn whole_from_oldest(&self) -> impl Iterator<Item = Frame> {
+        self.whole.iter_back().map(arena::frame_of_block)
     }
 
-    /// Takes a free chunk, whose first page is `page`, off its list.
-    fn remove(&mut self, page: PageRef, frame: Frame) {
-        let order = page.order();
-        let (list, mask) = self.list(frame, order);
-        list.remove(page);
-        if list.is_empty() {
-            *mask &= !(1 << order);
-        }
-        page.set_kind(PageKind::Unused);
-        self.free -= 1 << order;
-        if page.is_dirty() {
-            self.dirty -= 1 << order;
-        }
-    }
-
-    /// Puts a chunk back, merging it with its buddies.
-    pub(crate) fn put(&mut self, mut frame: Frame, mut order: u8, mut dirty: bool) {
-        let arena = frame.arena;
-        let (start, end) = arena.bounds(frame.index);
-        if order >= PAGEBLOCK_ORDER {
-            if dirty {
-                for at in (frame.index..frame.index + (1 << order)).step_by(PAGEBLOCK_PAGES) {
-                    arena.block(at).set_flag(BLOCK_DIRTY, true);
+    fn unlist(&mut self, block: &'static Block, frame: Frame) {
+        match block.listed.load(Relaxed) {
+            0 => {}
+            WHOLE => {
+                self.whole.remove(block);
+                frame.arena.set_whole(frame.index, false);
+            }
+            n => {
+                let (mt, level) = ((n as usize - 1) / LEVELS, (n as usize - 1) % LEVELS);
+                self.lists[mt][level].remove(block);
+                if self.lists[mt][level].is_empty() {
+                    self.mask[mt] &= !(1 << level);
                 }
-            } else {
-                dirty = Self::any_block_dirty(frame, order);
             }
         }
-        while (order as usize) < ORDERS - 1 {
-            let buddy = frame.index ^ (1 << order);
-            if buddy < start || buddy + (1 << order) > end {
-                break;
-            }
-            let page = arena.page(buddy);
-            if page.kind() != PageKind::Free || page.order() != order {
-                break;
-            }
-            // Two whole blocks, one dirty and one clean, keep that knowledge in
-            // their block records; below, the dirty half taints the chunk.
-            let buddy_dirty = page.is_dirty();
-            self.remove(
-                page,
-                Frame {
-                    arena,
-                    index: buddy,
-                },
-            );
-            dirty |= buddy_dirty;
-            frame.index &= buddy;
-            order += 1;
-            if order == PAGEBLOCK_ORDER {
-                arena.block(frame.index).set_flag(BLOCK_DIRTY, dirty);
-            }
-        }
-        // The kernel's rule: when the next-higher buddy is free already, this
-        // chunk is likely to merge soon, so let it be used last.
-        let next = (frame.index & !(1 << order)) ^ (1 << (order + 1));
-        let back = order < PAGEBLOCK_ORDER - 1 && next >= start && next < end && {
-            let page = arena.page(next);
-            page.kind() == PageKind::Free && page.order() == order + 1
-        };
-        self.insert(frame, order, dirty, back);
+        block.listed.store(0, Relaxed);
     }
 
-    /// Puts a run of any length back, as aligned chunks.
-    pub(crate) fn put_range(
+    /// Puts a block that is on no list where it belongs; `level` is the order of its
+    /// largest chunk, or more.
+    fn list(&mut self, block: &'static Block, frame: Frame, level: u8, back: bool) {
+        if block.free() == 0 || block.is_isolated() {
+            return;
+        }
+        let reserved = block.flag(BLOCK_RESERVED);
+        if block.free() == PAGEBLOCK_PAGES && !reserved {
+            frame.arena.set_whole(frame.index, true);
+            block.listed.store(WHOLE, Relaxed);
+            if block.idle() > 0 {
+                self.whole.push_front(block);
+            } else {
+                self.whole.push_back(block);
+            }
+            return;
+        }
+        let mt = block.migratetype() as usize;
+        let level = level.min(PAGEBLOCK_ORDER - 1);
+        self.mask[mt] |= 1 << level;
+        block.listed.store((mt * LEVELS) as u8 + level + 1, Relaxed);
+        if back {
+            self.lists[mt][level as usize].push_back(block);
+        } else {
+            self.lists[mt][level as usize].push_front(block);
+        }
+    }
+
+    /// The order that the block is listed under; `None` when on no list of its type.
+    fn level(block: &Block) -> Option<u8> {
+        match block.listed.load(Relaxed) {
+            0 | WHOLE => None,
+            n => Some((n - 1) % LEVELS as u8),
+        }
+    }
+
+    /// Lists a block under the order of its largest chunk, as it is now.
+    pub(crate) fn relist(&mut self, frame: Frame) {
+        let block = frame.arena.block(frame.index);
+        self.unlist(block, frame);
+        if let Some(level) = block.free_map().largest_order() {
+            self.list(block, frame, level, true);
+        }
+    }
+
+    /// Makes the pages [from, to) free. `dirty`: whether they may hold data; `None`
+    /// when the blocks' maps know.
+    pub(crate) fn put(
         &mut self,
-        arena: &'static arena::Arena,
+        arena: &'static Arena,
         from: usize,
         to: usize,
-        dirty: bool,
+        dirty: Option<bool>,
     ) {
         let mut index = from;
         while index < to {
-            let order = (index.trailing_zeros())
-                .min((to - index).ilog2())
-                .min(ORDERS as u32 - 1) as u8;
-            self.put(Frame { arena, index }, order, dirty);
-            index += 1 << order;
+            let start = index & !(PAGEBLOCK_PAGES - 1);
+            let end = (start + PAGEBLOCK_PAGES).min(to);
+            self.put_in_block(
+                Frame { arena, index },
+                Bits::range(index - start, end - start),
+                dirty,
+            );
+            index = end;
         }
     }
 
-    /// Takes a chunk of exactly `order` from the blocks of type `mt`; `None` when
-    /// those have none. The flag is whether its pages may hold data.
+    /// Makes pages of the block at `frame` free; the first of them is at `frame`.
+    #[inline]
+    pub(crate) fn put_in_block(&mut self, frame: Frame, pages: Bits, dirty: Option<bool>) {
+        let block = frame.arena.block(frame.index);
+        self.idle += block.put(pages, dirty);
+        self.free += pages.count();
+        self.note_put(block, frame);
+    }
+
+    /// Makes a chunk of at most 64 pages free that may hold data.
+    #[inline]
+    pub(crate) fn put_chunk(&mut self, frame: Frame, order: u8) {
+        let block = frame.arena.block(frame.index);
+        block.put_chunk(frame.index & (PAGEBLOCK_PAGES - 1), order);
+        self.idle += 1 << order;
+        self.free += 1 << order;
+        self.note_put(block, frame);
+    }
+
+    #[inline]
+    fn note_put(&mut self, block: &'static Block, frame: Frame) {
+        let order = block.order_at(frame.index & (PAGEBLOCK_PAGES - 1));
+        match Self::level(block) {
+            // The common case: nothing larger than what was there.
+            Some(level) if level >= order && block.free() < PAGEBLOCK_PAGES => {}
+            _ => {
+                self.unlist(block, frame);
+                self.list(block, frame, order, false);
+            }
+        }
+    }
+
+    /// Takes pages out of the free ones; returns whether any may hold data.
+    pub(crate) fn take(&mut self, frame: Frame, pages: Bits) -> bool {
+        let block = frame.arena.block(frame.index);
+        let idle = block.take(pages);
+        self.idle -= idle;
+        self.free -= pages.count();
+        let was_whole = block.listed.load(Relaxed) == WHOLE;
+        if was_whole || block.free() == 0 {
+            self.relist(frame);
+        }
+        idle > 0
+    }
+
+    /// Takes [from, to), all of which is free; returns whether any may hold data.
+    pub(crate) fn take_range(&mut self, arena: &'static Arena, from: usize, to: usize) -> bool {
+        let mut dirty = false;
+        let mut index = from;
+        while index < to {
+            let start = index & !(PAGEBLOCK_PAGES - 1);
+            let end = (start + PAGEBLOCK_PAGES).min(to);
+            dirty |= self.take(
+                Frame { arena, index },
+                Bits::range(index - start, end - start),
+            );
+            index = end;
+        }
+        dirty
+    }
+
+    /// The fullest of the first few blocks of type `mt` in the list for the smallest
+    /// order that has what `fits` wants. `least` is the order to start at.
+    fn search<R>(
+        &mut self,
+        mt: Migratetype,
+        least: u8,
+        fits: impl Fn(Bits) -> Option<R>,
+    ) -> Option<(Frame, R)> {
+        let looks = if config::placement() { LOOKS } else { 1 };
+        let mut level = least;
+        loop {
+            let levels = self.mask[mt as usize] & u32::MAX.checked_shl(u32::from(level))?;
+            if levels == 0 {
+                return None;
+            }
+            level = levels.trailing_zeros() as u8;
+            let block = self.lists[mt as usize][level as usize]
+                .iter()
+                .take(looks)
+                .min_by_key(|block| block.free())?;
+            let frame = arena::frame_of_block(block);
+            let map = block.free_map();
+            if let Some(found) = fits(map) {
+                return Some((frame, found));
+            }
+            match map.largest_order() {
+                // The bound was too high: once per block, and the search goes on.
+                Some(order) if order < level => self.relist(frame),
+                _ => level += 1,
+            }
+        }
+    }
+
+    /// Takes a chunk of exactly `order` (below the pageblock's) from the blocks of
+    /// type `mt`; `None` when those have none. The flag is whether its pages may hold
+    /// data.
     pub(crate) fn take_typed(&mut self, order: u8, mt: Migratetype) -> Option<(Frame, bool)> {
-        let orders = self.small_mask[mt as usize] & (u32::MAX << order);
-        if orders == 0 {
-            return None;
-        }
-        let found = orders.trailing_zeros() as u8;
-        let page = self.lists[found as usize][mt as usize].first()?;
-        Some(self.take_from(page, order))
-    }
-
-    /// Takes a chunk of `order` out of the wholly free blocks, and retags the
-    /// blocks it touches. `None` when there is none large enough.
-    pub(crate) fn claim_whole(&mut self, order: u8, mt: Migratetype) -> Option<(Frame, bool)> {
-        let orders = self.whole_mask & (u32::MAX << order);
-        if orders == 0 {
-            return None;
-        }
-        let found = orders.trailing_zeros() as u8;
-        let page = self.whole[found as usize - SMALL].first()?;
-        let frame = arena::frame_of(page);
-        // Only the first block of the chunk is broken into smaller orders.
-        for at in (frame.index..frame.index + (1usize << order)).step_by(PAGEBLOCK_PAGES) {
-            frame.arena.block(at).set_migratetype(mt);
-        }
-        Some(self.take_from(page, order))
-    }
-
-    /// Takes a free chunk of any type whose order is at least `least`, the largest
-    /// first among `mt`'s lists, without splitting it off: for claim and steal.
-    pub(crate) fn largest(&self, least: u8, mt: Migratetype) -> Option<PageRef> {
-        let orders = self.small_mask[mt as usize] & (u32::MAX << least);
-        if orders == 0 {
-            return None;
-        }
-        self.lists[31 - orders.leading_zeros() as usize][mt as usize].first()
-    }
-
-    /// Takes the free chunk that starts at `page` and splits it down to `order`;
-    /// the upper halves go back.
-    pub(crate) fn take_from(&mut self, page: PageRef, order: u8) -> (Frame, bool) {
-        let frame = arena::frame_of(page);
-        let mut have = page.order();
-        let mut dirty = page.is_dirty();
-        self.remove(page, frame);
-        while have > order {
-            have -= 1;
-            let upper = Frame {
-                arena: frame.arena,
-                index: frame.index + (1 << have),
-            };
-            let upper_dirty = if have >= PAGEBLOCK_ORDER {
-                dirty && Self::any_block_dirty(upper, have)
-            } else {
-                dirty
-            };
-            self.insert(upper, have, upper_dirty, false);
-            if have == PAGEBLOCK_ORDER {
-                // Below, chunks carry the flag themselves.
-                dirty = frame.arena.block(frame.index).flag(BLOCK_DIRTY);
-            }
-        }
-        if order < PAGEBLOCK_ORDER {
-            frame.arena.block(frame.index).set_flag(BLOCK_DIRTY, false);
-        }
-        (frame, dirty)
-    }
-
-    fn any_block_dirty(frame: Frame, order: u8) -> bool {
-        (frame.index..frame.index + (1 << order))
-            .step_by(PAGEBLOCK_PAGES)
-            .any(|at| frame.arena.block(at).flag(BLOCK_DIRTY))
-    }
-
-    /// Takes the whole free chunk that starts at `page`.
-    pub(crate) fn take_chunk(&mut self, page: PageRef) -> (Frame, bool) {
-        let order = page.order();
-        let frame = arena::frame_of(page);
-        let dirty = page.is_dirty();
-        self.remove(page, frame);
-        (
-            frame,
-            dirty && (order < PAGEBLOCK_ORDER || Self::any_block_dirty(frame, order)),
-        )
-    }
-
-    /// Moves every free chunk of a block to the lists of `to` and retags it.
-    pub(crate) fn retag_block(&mut self, frame: Frame, to: Migratetype) {
-        let arena = frame.arena;
-        let start = frame.index & !(PAGEBLOCK_PAGES - 1);
-        let mut chunks = [0u16; PAGEBLOCK_PAGES];
-        let mut count = 0;
-        for index in start..start + PAGEBLOCK_PAGES {
-            if arena.page(index).kind() == PageKind::Free {
-                chunks[count] = (index - start) as u16;
-                count += 1;
-            }
-        }
-        // Off the old type's lists first, then the new tag, then on the new lists:
-        // the list of a chunk follows from its block's type.
-        let block = arena.block(start);
-        for &at in &chunks[..count] {
-            let frame = Frame {
-                arena,
-                index: start + at as usize,
-            };
-            self.remove(arena.page(frame.index), frame);
-        }
-        block.set_migratetype(to);
-        for &at in &chunks[..count] {
-            let frame = Frame {
-                arena,
-                index: start + at as usize,
-            };
-            let page = arena.page(frame.index);
-            self.insert(frame, page.order(), page.is_dirty(), false);
-        }
-    }
-
-    /// Wholly free chunks of `least` and larger orders (from the pageblock's up), the
-    /// largest first.
-    pub(crate) fn whole_chunks(&self, least: u8) -> impl Iterator<Item = PageRef> {
-        let first = (least as usize).saturating_sub(SMALL);
-        self.whole[first..].iter().rev().flat_map(PageList::iter)
-    }
-
-    /// Finds dirty free chunks of exactly `order`, least recently used first; fills
-    /// `out` and returns how many.
-    pub(crate) fn dirty_chunks(&self, order: u8, out: &mut [Option<PageRef>]) -> usize {
-        let lists = if order >= PAGEBLOCK_ORDER {
-            core::slice::from_ref(&self.whole[order as usize - SMALL])
-        } else {
-            &self.lists[order as usize][..]
+        let (block, at) = self.search(mt, order, |map| map.find(order))?;
+        let frame = Frame {
+            index: block.index + at,
+            ..block
         };
-        let dirty = lists
-            .iter()
-            .flat_map(PageList::iter_back)
-            .filter(|p| p.is_dirty());
-        let mut count = 0;
-        for (cell, page) in out.iter_mut().zip(dirty) {
-            *cell = Some(page);
-            count += 1;
+        let dirty = self.take(frame, Bits::range(at, at + (1 << order)));
+        Some((frame, dirty))
+    }
+
+    /// Takes up to `most` single pages from one block of type `mt`.
+    pub(crate) fn take_singles(&mut self, most: usize, mt: Migratetype) -> Option<(Frame, Bits)> {
+        let (block, pages) = self.search(mt, 0, |map| {
+            let pages = map.take_singles(most);
+            (!pages.is_empty()).then_some(pages)
+        })?;
+        self.take(block, pages);
+        Some((block, pages))
+    }
+
+    /// Takes `pages` pages (up to a block) in one piece from a block of type `mt`.
+    pub(crate) fn take_piece(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
+        // A run of n pages holds an aligned chunk of more than n/4; one of a chunk of
+        // n or more is certain.
+        let sure = pages.next_power_of_two().trailing_zeros() as u8;
+        let found = self
+            .search(mt, sure, |map| map.find_run(pages))
+            .or_else(|| self.search(mt, sure.saturating_sub(2), |map| map.find_run(pages)));
+        let (block, at) = found?;
+        let frame = Frame {
+            index: block.index + at,
+            ..block
+        };
+        let dirty = self.take(frame, Bits::range(at, at + pages));
+        Some((frame, dirty))
+    }
+
+    /// Gives a wholly free block the type `mt` and takes its first `pages` pages.
+    pub(crate) fn claim_whole(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
+        let frame = arena::frame_of_block(self.whole.first()?);
+        frame.arena.block(frame.index).set_migratetype(mt);
+        let dirty = self.take(frame, Bits::range(0, pages));
+        Some((frame, dirty))
+    }
+
+    /// A block of type `mt` that has a free chunk of `order`, the emptiest first: for
+    /// claim and steal.
+    pub(crate) fn emptiest(&mut self, order: u8, mt: Migratetype) -> Option<Frame> {
+        loop {
+            let levels = self.mask[mt as usize] & u32::MAX.checked_shl(u32::from(order))?;
+            let level = levels.checked_ilog2()? as usize;
+            let block = self.lists[mt as usize][level]
+                .iter()
+                .take(LOOKS)
+                .max_by_key(|block| block.free())?;
+            let frame = arena::frame_of_block(block);
+            if block.free_map().find(order).is_some() {
+                return Some(frame);
+            }
+            self.relist(frame);
         }
-        count
+    }
+
+    /// Takes a chunk of `order` out of a block that has one.
+    pub(crate) fn take_from(&mut self, block: Frame, order: u8) -> Option<(Frame, bool)> {
+        let at = block.arena.block(block.index).free_map().find(order)?;
+        let frame = Frame {
+            index: block.index + at,
+            ..block
+        };
+        let dirty = self.take(frame, Bits::range(at, at + (1 << order)));
+        Some((frame, dirty))
+    }
+
+    /// Gives a block another type.
+    pub(crate) fn retag(&mut self, frame: Frame, to: Migratetype) {
+        let block = frame.arena.block(frame.index);
+        self.unlist(block, frame);
+        block.set_migratetype(to);
+        self.relist(frame);
     }
 }

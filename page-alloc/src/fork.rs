@@ -4,18 +4,26 @@ use crate::arena::GROWTH;
 use crate::meta;
 use crate::pcp;
 use crate::purge;
+use crate::reclaim;
+use crate::remap;
 use crate::slot;
-use crate::sync::FutexLock;
+use crate::sync::{FutexLock, Lock};
 use crate::zone;
 
+/// The raw lock inside a lock, for the handlers.
+pub(crate) fn raw<T>(lock: &Lock<T>) -> &FutexLock {
+    // SAFETY: the fork handlers mark, take and release raw locks in pairs.
+    unsafe { lock.raw() }
+}
+
 fn each_lock(f: impl Fn(&FutexLock)) {
+    reclaim::with_raw_lock(&f);
     purge::with_raw_lock(&f);
+    pcp::with_raw_lock(&f);
     for zone in zone::zones() {
-        // SAFETY: the fork handlers mark, take and release raw locks in pairs.
-        f(unsafe { zone.raw() });
+        f(raw(zone));
     }
-    // SAFETY: as above.
-    f(unsafe { GROWTH.raw() });
+    f(raw(&GROWTH));
     meta::with_raw_lock(&f);
 }
 
@@ -35,6 +43,8 @@ pub fn parent() {
 /// Only in the child of `fork`, before it starts threads.
 pub unsafe fn child() {
     slot::forget_thread_id();
+    remap::after_fork();
+    reclaim::after_fork();
     each_lock(FutexLock::fork_child);
     // SAFETY: as promised by the caller.
     unsafe { pcp::after_fork() };

@@ -11,13 +11,16 @@
 //! - [`sync`]: futex lock, atomic stores, tagged stack;
 //! - [`meta`]: memory for the allocator's own records;
 //! - [`slot`]: per-thread state and thread exit;
-//! - `arena`, [`granule`], `page`, `block`: reservations, the page map, records;
-//! - `buddy`, `zone`: free lists, placement, census;
+//! - `arena`, [`granule`], `page`, `block`, `list`: reservations, the page map,
+//!   records;
+//! - `bits`, `buddy`, `zone`: free pages, placement, census;
 //! - [`pcp`], `run`, [`purge`]: page lists a slot, large runs, giving back;
+//! - [`owner`], [`reclaim`], [`evacuate`], `remap`: who can give pages back or have
+//!   them moved, which block to empty, and emptying it;
 //! - [`stats`], [`text`]: what the kernel's /proc files print.
 //!
-//! Unsafe code is in os, meta, slot, arena, granule, pcp, purge, fork and
-//! sync/lock; the algorithms above the records have none.
+//! Unsafe code is in os, meta, slot, arena, granule, list, pcp, purge, remap, fork
+//! and sync/lock; the algorithms above the records have none.
 
 // `clippy.toml` lists what allocates; unit tests may.
 #![cfg_attr(
@@ -30,13 +33,16 @@
 )]
 
 pub mod config;
+pub mod evacuate;
 pub mod fork;
 pub mod granule;
 pub mod meta;
 pub mod model;
 pub mod os;
+pub mod owner;
 pub mod pcp;
 pub mod purge;
+pub mod reclaim;
 pub mod slot;
 pub mod stats;
 pub mod sync;
@@ -44,15 +50,21 @@ pub mod text;
 pub mod topology;
 
 mod arena;
+mod bits;
 mod block;
 mod buddy;
+mod hist;
+mod list;
 mod page;
+mod remap;
 mod run;
 mod types;
 mod zone;
 
 pub use arena::{chunk_of, committed_bytes, page_of};
 pub use block::Block;
+pub use list::{Linked, Links, List};
+pub use owner::{BlockRange, OwnerId, PageOwner};
 pub use page::{Page, PageKind, PageList, PageRef};
 pub use run::{Run, alloc_run, extend_run, free_run, run_pages, shrink_run, stale_ranges};
 pub use types::{
@@ -70,6 +82,11 @@ pub enum PageError {
     NotAllocated,
     /// The address lies in no arena.
     Foreign,
+    /// A page owner's `relocate` said that it moved a chunk, but the old or the new one
+    /// is not its own any more. The owner is not asked to move pages again.
+    BadRelocate,
+    /// The range holds pages that nobody can give back or move.
+    Pinned,
 }
 
 impl core::fmt::Display for PageError {
@@ -79,6 +96,10 @@ impl core::fmt::Display for PageError {
                 "not the first page of an allocation in use: was it freed already?"
             }
             Self::Foreign => "the address lies in no arena of this allocator",
+            Self::BadRelocate => {
+                "relocate() returned true for a chunk that it does not hold: let it free neither the old nor the new one, and refuse what it does not own"
+            }
+            Self::Pinned => "the range holds pages that no owner can give back or move",
         })
     }
 }
@@ -99,9 +120,8 @@ pub fn alloc_pages(order: Order, mt: Migratetype) -> Option<PageRef> {
 
 #[cold]
 fn alloc_pages_slow(order: Order, mt: Migratetype) -> Option<PageRef> {
-    // What this thread's lists hold may be what is missing.
-    pcp::drain_current();
-    pcp::request_drain();
+    // What threads' lists hold may be what is missing.
+    pcp::drain_all();
     pcp::get(order, mt)
 }
 
@@ -119,7 +139,7 @@ pub fn chunk_is_zero(page: PageRef) -> bool {
 #[inline]
 pub fn free_pages(page: PageRef) -> Result<(), PageError> {
     match page.kind() {
-        PageKind::Pages | PageKind::Slab => {
+        PageKind::Pages | PageKind::Slab | PageKind::Owned => {
             pcp::put(page, false);
             Ok(())
         }
@@ -134,7 +154,7 @@ pub fn free_pages(page: PageRef) -> Result<(), PageError> {
 /// As [`free_pages`].
 pub fn free_cold_pages(page: PageRef) -> Result<(), PageError> {
     match page.kind() {
-        PageKind::Pages | PageKind::Slab => {
+        PageKind::Pages | PageKind::Slab | PageKind::Owned => {
             pcp::put(page, true);
             Ok(())
         }

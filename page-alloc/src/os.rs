@@ -23,9 +23,13 @@ pub enum Call {
     Advise = 2,
     /// Moving pages from one address to another.
     Remap = 3,
+    /// Making every thread of the process pass a fence.
+    Membarrier = 4,
+    /// Moving pages by userfaultfd.
+    Userfault = 5,
 }
 
-const CALLS: usize = 4;
+const CALLS: usize = 6;
 static REFUSED: [AtomicU64; CALLS] = [const { AtomicU64::new(0) }; CALLS];
 static INJECT: AtomicU32 = AtomicU32::new(0);
 static ADVISED: AtomicU64 = AtomicU64::new(0);
@@ -249,6 +253,163 @@ pub fn futex_wake(word: &AtomicU32, count: u32) {
 /// The kernel's id of the calling thread.
 pub fn gettid() -> u32 {
     sys(libc::SYS_gettid, [0; 6]) as u32
+}
+
+/// Makes every thread of the process pass a full fence. False when the kernel cannot
+/// (before 4.14, or in a sandbox).
+pub fn membarrier() -> bool {
+    const PRIVATE_EXPEDITED: usize = 1 << 3;
+    const REGISTER: usize = 1 << 4;
+    let call = |command| sys(libc::SYS_membarrier, [command, 0, 0, 0, 0, 0]) == 0;
+    // The first call in a process is refused until the process has registered.
+    let done = !planted(Call::Membarrier)
+        && (call(PRIVATE_EXPEDITED) || (call(REGISTER) && call(PRIVATE_EXPEDITED)));
+    if !done {
+        refuse(Call::Membarrier);
+    }
+    done
+}
+
+/// A userfaultfd, for moving pages: see [`crate::remap`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Userfault(pub(crate) i32);
+
+/// The kernel's `struct uffdio_api`.
+#[repr(C)]
+struct UffdApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// The kernel's `struct uffdio_register`.
+#[repr(C)]
+struct UffdRegister {
+    start: u64,
+    len: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// The kernel's `struct uffdio_move`.
+#[repr(C)]
+struct UffdMove {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    moved: i64,
+}
+
+impl Userfault {
+    const FEATURE_MOVE: u64 = 1 << 16;
+    const MODE_MISSING: u64 = 1;
+    /// `_IOWR(0xaa, number, size)`.
+    const fn request(number: usize, size: usize) -> usize {
+        3 << 30 | size << 16 | 0xaa << 8 | number
+    }
+
+    /// Opens one that can move pages; `None` when the kernel has none, or a sandbox
+    /// denies it.
+    pub(crate) fn open() -> Option<Self> {
+        const USER_MODE_ONLY: usize = 1;
+        let flags = libc::O_CLOEXEC as usize | libc::O_NONBLOCK as usize | USER_MODE_ONLY;
+        let fd = if planted(Call::Userfault) {
+            -1
+        } else {
+            sys(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0])
+        };
+        if fd < 0 {
+            refuse(Call::Userfault);
+            return None;
+        }
+        let fd = Self(fd as i32);
+        let mut api = UffdApi {
+            api: 0xaa,
+            features: Self::FEATURE_MOVE,
+            ioctls: 0,
+        };
+        if !fd.ioctl(0x3f, &mut api) {
+            close(fd.0);
+            return None;
+        }
+        Some(fd)
+    }
+
+    fn ioctl<T>(self, number: usize, arg: &mut T) -> bool {
+        let request = Self::request(number, size_of::<T>());
+        let at = core::ptr::from_mut(arg) as usize;
+        let done = sys(libc::SYS_ioctl, [self.0 as usize, request, at, 0, 0, 0]) == 0;
+        if !done {
+            refuse(Call::Userfault);
+        }
+        done
+    }
+
+    /// Registers a range for missing pages.
+    ///
+    /// # Safety
+    /// Whole pages that nobody uses until [`Self::unregister`]: a fault there would
+    /// wait for ever.
+    pub(crate) unsafe fn register(self, at: *mut u8, bytes: usize) -> bool {
+        self.ioctl(
+            0x00,
+            &mut UffdRegister {
+                start: at as u64,
+                len: bytes as u64,
+                mode: Self::MODE_MISSING,
+                ioctls: 0,
+            },
+        )
+    }
+
+    /// Ends [`Self::register`].
+    ///
+    /// # Safety
+    /// The range of a registration.
+    pub(crate) unsafe fn unregister(self, at: *mut u8, bytes: usize) {
+        // `_IOR(0xaa, 1, struct uffdio_range)`.
+        let request = 2 << 30 | 16 << 16 | 0xaa << 8 | 1;
+        let mut range = [at as u64, bytes as u64];
+        let arg = range.as_mut_ptr() as usize;
+        sys(libc::SYS_ioctl, [self.0 as usize, request, arg, 0, 0, 0]);
+    }
+
+    /// Moves pages into a registered, empty range; returns the bytes moved from its
+    /// start. Holes move as holes.
+    ///
+    /// # Safety
+    /// Nobody uses either range meanwhile; both are the caller's.
+    pub(crate) unsafe fn transfer(self, from: *mut u8, to: *mut u8, bytes: usize) -> usize {
+        const ALLOW_SRC_HOLES: u64 = 2;
+        let mut arg = UffdMove {
+            dst: to as u64,
+            src: from as u64,
+            len: bytes as u64,
+            mode: ALLOW_SRC_HOLES,
+            moved: 0,
+        };
+        if self.ioctl(0x05, &mut arg) {
+            return bytes;
+        }
+        arg.moved.max(0) as usize
+    }
+}
+
+/// Lets another thread run.
+pub fn yield_cpu() {
+    sys(libc::SYS_sched_yield, [0; 6]);
+}
+
+/// Nanoseconds of the monotonic clock: about 20 ns by the vDSO.
+pub fn now_ns() -> u64 {
+    let mut t = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `t` is a valid timespec; the clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 /// The CPU that the calling thread runs on at this moment.

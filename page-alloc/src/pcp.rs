@@ -1,31 +1,44 @@
-//! Per-slot page lists (the kernel's pcp): small orders served without the zone
-//! lock.
+//! Per-slot page lists (the kernel's pcp): small orders and the pageblock's order
+//! served without the zone lock.
 //!
 //! ```text
-//!   slot -> lists[order 0..5][type]:  hot head  <->  ...  <->  cold tail
+//!   slot -> pages[order 0..5, 9][type]:  cold bottom | ... | hot top   (arrays)
 //! ```
 //! A list refills in batches that double while the slot only allocates, and gives
-//! a batch back from its cold end when it is over its high mark; an idle thread
-//! therefore keeps next to nothing. The lists belong to their thread; what another
-//! thread wants drained it asks for by an epoch ([`request_drain`]), which the
-//! owner meets on its next slow path.
+//! its colder half back when it is full, more of it when that happens again.
+//!
+//! The lists belong to their thread, which enters and leaves them by plain stores
+//! ([`enter`]). Another thread drains them all the same ([`drain_all`]: under
+//! pressure, for a purge, for a contiguous range): it bars the lists, makes every
+//! thread of the process pass a fence (`membarrier`), and waits until the owner is
+//! out; so the price of a lock is paid by the one who rarely takes it. Where the
+//! kernel refuses that, the owner is asked, and drains when it comes by.
 
 use core::ptr;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicU64, Ordering, Ordering::Relaxed, compiler_fence, fence,
+};
 
-use crate::page::{PageKind, PageList, PageRef};
+use crate::os;
+use crate::page::{Page, PageKind, PageRef};
 use crate::purge;
 use crate::slot::{self, Registry};
+use crate::sync::{FutexLock, Lock, Word};
 use crate::topology;
-use crate::types::{MIGRATETYPES, Migratetype, Order};
+use crate::types::{Migratetype, Order, PAGEBLOCK_ORDER};
 use crate::zone;
 
-/// Orders served from the lists: 0 to 5.
-const PCP_ORDERS: usize = 6;
+/// Lists a type has: orders 0 to 5, and the pageblock's.
+const ROWS: usize = 7;
+/// Types that have lists: urgent requests go to the zone.
+const TYPES: usize = 4;
+/// Chunks that a list holds.
+const CAPACITY: [usize; ROWS] = [64, 32, 16, 8, 4, 4, 2];
+/// Where the list of a row starts among a type's entries.
+const START: [usize; ROWS] = [0, 64, 96, 112, 120, 124, 128];
+const ENTRIES: usize = 130;
 /// Pages that a refill moves at most.
-const MAX_BATCH_PAGES: usize = 32;
-/// Pages of one order and type above which a batch goes back.
-const HIGH_PAGES: usize = 64;
+const MAX_BATCH: usize = 32;
 
 // C layout: the registry's word must come first.
 #[repr(C)]
@@ -33,85 +46,241 @@ struct Lists {
     /// The registry's.
     _index: usize,
     node: usize,
-    epoch: u64,
-    lists: [[PageList; MIGRATETYPES]; PCP_ORDERS],
+    /// The owner is inside.
+    busy: AtomicU64,
+    /// [`OPEN`], or why the owner may not just enter.
+    bar: AtomicU64,
+    count: [[AtomicU8; TYPES]; ROWS],
     /// log2 of the chunks that the next refill asks for.
-    refill: [[u8; MIGRATETYPES]; PCP_ORDERS],
+    refill: [[AtomicU8; TYPES]; ROWS],
+    /// Flushes since the last refill.
+    flushes: [[AtomicU8; TYPES]; ROWS],
+    pages: [[AtomicPtr<Page>; ENTRIES]; TYPES],
 }
 
 static REGISTRY: Registry = Registry::new(size_of::<Lists>());
-/// Moves on with each request to drain.
-static EPOCH: AtomicU64 = AtomicU64::new(0);
+/// Held while lists of other threads are barred.
+static DRAIN: Lock<()> = Lock::new(());
 
-/// Asks every slot to give its lists back on its next slow path.
-pub fn request_drain() {
-    post_drain(&EPOCH);
+const OPEN: u64 = 0;
+/// Another thread works on the lists: wait for it.
+const BARRED: u64 = 1;
+/// Another thread asks the owner to drain them.
+const ASKED: u64 = 2;
+
+/// The owner enters its lists: true, or false when they are not open (and nothing was
+/// entered). `fence` orders the store before the load for [`bar`]'s fence: the
+/// compiler's order is enough when that one makes every thread pass a real fence.
+#[inline(always)]
+pub fn enter<W: Word>(busy: &W, bar: &W, fence: impl Fn()) -> bool {
+    busy.store(1, Relaxed);
+    fence();
+    // Acquire: pairs with `unbar`, so what was done to the lists is seen.
+    if bar.load(Ordering::Acquire) == OPEN {
+        return true;
+    }
+    busy.store(0, Ordering::Release);
+    false
 }
 
-/// Posts a request to drain; with [`drain_asked`] and [`drain_due`] the protocol
-/// that the models check.
-#[inline]
-pub fn post_drain<W: crate::sync::Word>(epoch: &W) {
-    // Release: whoever meets the new epoch also sees why it was asked for.
-    epoch.fetch_add(1, Ordering::Release);
+/// The owner leaves its lists.
+#[inline(always)]
+pub fn leave<W: Word>(busy: &W) {
+    // Release: pairs with `is_out`, so what was done to the lists is seen.
+    busy.store(0, Ordering::Release);
 }
 
-/// Whether it looks as if there were a request: the fast paths' test, which orders
-/// nothing and is followed by [`drain_due`].
-#[inline]
-pub fn drain_asked<W: crate::sync::Word>(epoch: &W, seen: u64) -> bool {
-    epoch.load(Ordering::Relaxed) != seen
+/// Bars the lists of another thread. They may be used once [`is_out`] after a fence
+/// that every thread passed.
+pub fn bar<W: Word>(bar: &W) {
+    bar.store(BARRED, Relaxed);
 }
 
-/// Whether a slot that last met `seen` has requests to meet: the epoch to remember
-/// before draining, so that a request posted meanwhile is met next time.
-#[inline]
-pub fn drain_due<W: crate::sync::Word>(epoch: &W, seen: u64) -> Option<u64> {
-    // Acquire: pairs with the release in `post_drain`.
-    let now = epoch.load(Ordering::Acquire);
-    (now != seen).then_some(now)
+/// Whether the owner of barred lists is outside.
+pub fn is_out<W: Word>(busy: &W) -> bool {
+    busy.load(Ordering::Acquire) == 0
+}
+
+/// Opens the lists again, or (`ask`) leaves them to their owner to drain.
+pub fn unbar<W: Word>(bar: &W, ask: bool) {
+    bar.store(if ask { ASKED } else { OPEN }, Ordering::Release);
+}
+
+/// The row of an order that has lists.
+#[inline(always)]
+fn row_of(order: u8) -> Option<usize> {
+    match order {
+        0..=5 => Some(order as usize),
+        PAGEBLOCK_ORDER => Some(ROWS - 1),
+        _ => None,
+    }
 }
 
 /// The calling thread's lists, made on first use; `None` after thread exit or
 /// without memory.
 #[inline]
-fn lists() -> Option<&'static mut Lists> {
+fn lists() -> Option<&'static Lists> {
     let at = slot::page_lists().cast::<Lists>();
     if at.is_null() {
         return make_lists();
     }
-    // SAFETY: the record is this thread's alone from `acquire` to `release`, zero
-    // or what a former owner left, both valid; no reference outlives a call below,
-    // and none of them re-enters.
-    Some(unsafe { &mut *at })
+    // SAFETY: the record is this thread's from `acquire` to `release`, zero or what a
+    // former owner left, both valid; everything in it is atomic.
+    Some(unsafe { &*at })
 }
 
 #[cold]
-fn make_lists() -> Option<&'static mut Lists> {
+fn make_lists() -> Option<&'static Lists> {
     if slot::has_exited() {
         return None;
     }
     let record = REGISTRY.acquire()?.cast::<Lists>();
+    // SAFETY: just acquired, and in nobody's hands; the node is a plain word that only
+    // the owner reads.
+    unsafe { (*record.as_ptr()).node = topology::current_node() };
     slot::set_page_lists(record.as_ptr().cast());
     slot::watch_thread_exit();
     // SAFETY: as in `lists`.
-    let lists = unsafe { &mut *record.as_ptr() };
-    lists.node = topology::current_node();
-    Some(lists)
+    Some(unsafe { &*record.as_ptr() })
 }
+
+impl Lists {
+    #[inline(always)]
+    fn enter(&self) -> bool {
+        enter(&self.busy, &self.bar, || {
+            compiler_fence(Ordering::SeqCst);
+        })
+    }
+
+    #[inline(always)]
+    fn leave(&self) {
+        leave(&self.busy);
+    }
+
+    /// Enters when others may have barred the lists: waits for them, and drains the
+    /// lists where that was asked for.
+    #[cold]
+    fn enter_slow(&self) {
+        let mut asked = false;
+        while !self.enter() {
+            // Whoever bars lists holds this.
+            let _drain = DRAIN.lock();
+            if self.bar.load(Ordering::Acquire) == ASKED {
+                self.bar.store(OPEN, Relaxed);
+                asked = true;
+            }
+        }
+        if asked {
+            self.drain();
+        }
+    }
+
+    /// Takes the hottest chunk. Inside.
+    #[inline(always)]
+    fn pop(&self, row: usize, mt: Migratetype) -> Option<PageRef> {
+        let count = &self.count[row][mt as usize];
+        let n = count.load(Relaxed);
+        if n == 0 {
+            return None;
+        }
+        count.store(n - 1, Relaxed);
+        let at = &self.pages[mt as usize][START[row] + n as usize - 1];
+        // SAFETY: entries below the count hold records of pages, which live for ever.
+        unsafe { at.load(Relaxed).as_ref() }
+    }
+
+    /// Adds a chunk at the hot end; false when the list is full. Inside.
+    #[inline(always)]
+    fn push(&self, row: usize, mt: Migratetype, page: PageRef) -> bool {
+        let count = &self.count[row][mt as usize];
+        let n = count.load(Relaxed) as usize;
+        if n >= CAPACITY[row] {
+            return false;
+        }
+        let at = &self.pages[mt as usize][START[row] + n];
+        at.store(ptr::from_ref(page).cast_mut(), Relaxed);
+        // Release: whoever finds this thread gone (fork) sees the entry too.
+        count.store(n as u8 + 1, Ordering::Release);
+        true
+    }
+
+    /// Adds a chunk at the cold end. Inside; the list has room.
+    fn push_cold(&self, row: usize, mt: Migratetype, page: PageRef) -> bool {
+        let n = self.count[row][mt as usize].load(Relaxed) as usize;
+        if n >= CAPACITY[row] {
+            return false;
+        }
+        self.reorder(row, mt as usize, n + 1, |entries| {
+            for i in (1..=n).rev() {
+                entries[i].store(entries[i - 1].load(Relaxed), Relaxed);
+            }
+            entries[0].store(ptr::from_ref(page).cast_mut(), Relaxed);
+        });
+        true
+    }
+
+    /// Takes the `most` coldest chunks. Inside.
+    fn take_cold(&self, row: usize, mt: usize, most: usize, out: &mut Batch) -> usize {
+        let n = self.count[row][mt].load(Relaxed) as usize;
+        let taken = most.min(n).min(out.len());
+        self.reorder(row, mt, n - taken, |entries| {
+            for (cell, entry) in out.iter_mut().zip(&entries[..taken]) {
+                // SAFETY: as in `pop`.
+                *cell = unsafe { entry.load(Relaxed).as_ref() };
+            }
+            for i in taken..n {
+                entries[i - taken].store(entries[i].load(Relaxed), Relaxed);
+            }
+        });
+        taken
+    }
+
+    /// Moves entries about, so that there are `count` afterwards. A thread that a fork
+    /// leaves behind in the middle of it loses the list's chunks in the child rather
+    /// than having one twice.
+    fn reorder(&self, row: usize, mt: usize, count: usize, f: impl FnOnce(&[AtomicPtr<Page>])) {
+        let cell = &self.count[row][mt];
+        cell.store(0, Relaxed);
+        fence(Ordering::Release);
+        f(&self.pages[mt][START[row]..START[row] + CAPACITY[row]]);
+        cell.store(count as u8, Ordering::Release);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.count.iter().flatten().all(|n| n.load(Relaxed) == 0)
+    }
+
+    /// Gives everything back to the zones. Inside, or by whoever barred the lists.
+    fn drain(&self) {
+        let mut out: Batch = [None; CAPACITY[0]];
+        for (row, capacity) in CAPACITY.into_iter().enumerate() {
+            for mt in 0..TYPES {
+                while self.take_cold(row, mt, capacity, &mut out) > 0 {
+                    zone::put_bulk(out.iter_mut().map_while(Option::take));
+                }
+            }
+        }
+    }
+}
+
+type Batch = [Option<PageRef>; CAPACITY[0]];
 
 /// Takes a chunk from the slot's list, refilling it as needed.
 #[inline]
 pub(crate) fn get(order: Order, mt: Migratetype) -> Option<PageRef> {
-    let (o, m) = (order.get() as usize, mt as usize);
-    if o < PCP_ORDERS
+    if let Some(row) = row_of(order.get())
+        && mt != Migratetype::HighAtomic
         && let Some(lists) = lists()
     {
-        if let Some(page) = lists.lists[o][m].pop_front() {
-            page.set_kind(PageKind::Pages);
-            return Some(page);
+        if lists.enter() {
+            let found = lists.pop(row, mt);
+            lists.leave();
+            if let Some(page) = found {
+                page.set_kind(PageKind::Pages);
+                return Some(page);
+            }
         }
-        return refill(lists, order, mt);
+        return refill(lists, row, order, mt);
     }
     zone::take(topology::current_node(), order, mt)
 }
@@ -120,72 +289,75 @@ pub(crate) fn get(order: Order, mt: Migratetype) -> Option<PageRef> {
 /// content is unlikely to be in the cache.
 #[inline]
 pub(crate) fn put(page: PageRef, cold: bool) {
-    let (o, m) = (page.order() as usize, page.migratetype() as usize);
-    if o < PCP_ORDERS
+    let mt = page.migratetype();
+    if let Some(row) = row_of(page.order())
+        && mt != Migratetype::HighAtomic
         && let Some(lists) = lists()
     {
         page.set_kind(PageKind::Cached);
         page.set_dirty(true);
-        let list = &mut lists.lists[o][m];
-        if cold {
-            list.push_back(page)
-        } else {
-            list.push_front(page)
+        if lists.enter() {
+            let kept = if cold {
+                lists.push_cold(row, mt, page)
+            } else {
+                lists.push(row, mt, page)
+            };
+            lists.leave();
+            if kept {
+                return;
+            }
         }
-        if list.len() << o > HIGH_PAGES >> 1 || drain_asked(&EPOCH, lists.epoch) {
-            flush(lists, o, m);
-        }
-        return;
+        return flush(lists, row, mt, page);
     }
     zone::put_bulk(core::iter::once(page));
     purge::tick();
 }
 
 #[cold]
-fn refill(lists: &mut Lists, order: Order, mt: Migratetype) -> Option<PageRef> {
-    let (o, m) = (order.get() as usize, mt as usize);
-    meet_drain(lists);
+fn refill(lists: &Lists, row: usize, order: Order, mt: Migratetype) -> Option<PageRef> {
     purge::tick();
-    let most = (MAX_BATCH_PAGES >> o).max(1);
-    let shift = &mut lists.refill[o][m];
-    let want = (1usize << *shift).min(most);
-    *shift = (*shift + 1).min(5);
-    let mut chunks = [None; MAX_BATCH_PAGES];
+    lists.flushes[row][mt as usize].store(0, Relaxed);
+    let shift = &lists.refill[row][mt as usize];
+    let most = (MAX_BATCH >> order.get()).clamp(1, CAPACITY[row]);
+    let want = (1usize << shift.load(Relaxed)).min(most);
+    shift.store((shift.load(Relaxed) + 1).min(5), Relaxed);
+    let mut chunks = [None; MAX_BATCH];
     let got = zone::take_bulk(lists.node, order, mt, &mut chunks[..want]);
     let mut chunks = chunks.into_iter().take(got).flatten();
     let first = chunks.next()?;
-    for page in chunks {
-        page.set_kind(PageKind::Cached);
-        lists.lists[o][m].push_back(page);
+    if got > 1 {
+        lists.enter_slow();
+        // Reversed: the first of the batch is used first.
+        for page in chunks.rev() {
+            page.set_kind(PageKind::Cached);
+            if !lists.push(row, mt, page) {
+                // Filled meanwhile, by a callback of a page owner.
+                zone::put_bulk(core::iter::once(page));
+            }
+        }
+        lists.leave();
     }
     Some(first)
 }
 
 #[cold]
-fn flush(lists: &mut Lists, o: usize, m: usize) {
-    meet_drain(lists);
+fn flush(lists: &Lists, row: usize, mt: Migratetype, page: PageRef) {
     purge::tick();
-    // Frees outrun allocations: ask for less next time.
-    lists.refill[o][m] = lists.refill[o][m].saturating_sub(1);
-    let keep = HIGH_PAGES >> o >> 2;
-    let list = &mut lists.lists[o][m];
-    if list.len() > keep {
-        let excess = list.len() - keep;
-        zone::put_bulk((0..excess).map_while(|_| list.pop_back()));
+    let m = mt as usize;
+    // Frees outrun allocations: ask for less next time, and give back more.
+    let shift = &lists.refill[row][m];
+    shift.store(shift.load(Relaxed).saturating_sub(1), Relaxed);
+    let flushes = lists.flushes[row][m].load(Relaxed).min(1);
+    lists.flushes[row][m].store(flushes + 1, Relaxed);
+    let most = (CAPACITY[row] / 2 + CAPACITY[row] / 4 * flushes as usize).max(1);
+    let mut out: Batch = [None; CAPACITY[0]];
+    lists.enter_slow();
+    if lists.count[row][m].load(Relaxed) as usize == CAPACITY[row] {
+        lists.take_cold(row, m, most, &mut out);
     }
-}
-
-fn meet_drain(lists: &mut Lists) {
-    if let Some(now) = drain_due(&EPOCH, lists.epoch) {
-        lists.epoch = now;
-        drain(lists);
-    }
-}
-
-fn drain(lists: &mut Lists) {
-    for list in lists.lists.iter_mut().flatten() {
-        zone::put_bulk(core::iter::from_fn(|| list.pop_back()));
-    }
+    lists.push(row, mt, page);
+    lists.leave();
+    zone::put_bulk(out.into_iter().map_while(|page| page));
 }
 
 /// Gives all pages of the calling thread's lists back to the zone, and the runs
@@ -195,8 +367,57 @@ pub fn drain_current() {
     if !slot::page_lists().is_null()
         && let Some(lists) = lists()
     {
-        drain(lists);
+        lists.enter_slow();
+        lists.drain();
+        lists.leave();
     }
+}
+
+/// Gives all pages of all threads' lists back to the zones. Threads that cannot be
+/// stopped (the kernel has no expedited membarrier) do it when they come by.
+pub fn drain_all() {
+    /// Looks at a thread that is inside; each but the first few yields the CPU.
+    const LOOKS: usize = 100;
+    drain_current();
+    let mine = slot::page_lists();
+    let each = |f: &mut dyn FnMut(&Lists)| {
+        REGISTRY.for_each(|record| {
+            if record.as_ptr() != mine {
+                // SAFETY: records are never unmapped; all of it is atomic but the
+                // node, which is not read here.
+                f(unsafe { &*record.as_ptr().cast::<Lists>() });
+            }
+        });
+    };
+    let mut any = false;
+    each(&mut |lists| any |= !lists.is_empty());
+    if !any {
+        return;
+    }
+    let _drain = DRAIN.lock();
+    each(&mut |lists| {
+        if !lists.is_empty() {
+            bar(&lists.bar);
+        }
+    });
+    let fenced = os::membarrier();
+    each(&mut |lists| {
+        if lists.bar.load(Relaxed) != BARRED {
+            return;
+        }
+        let out = fenced
+            && (0..LOOKS).any(|i| {
+                let out = is_out(&lists.busy);
+                if !out && i > 2 {
+                    os::yield_cpu();
+                }
+                out
+            });
+        if out {
+            lists.drain();
+        }
+        unbar(&lists.bar, !out);
+    });
 }
 
 /// Thread exit: the lists go back, and the record with them.
@@ -215,13 +436,24 @@ pub(crate) fn thread_exit() {
 pub fn cached_pages() -> usize {
     let mut pages = zone::recent_pages();
     REGISTRY.for_each(|record| {
-        // SAFETY: records are never unmapped; the lengths are atomics.
+        // SAFETY: records are never unmapped; the counts are atomics.
         let lists = unsafe { &*record.as_ptr().cast::<Lists>() };
-        for (o, lists) in lists.lists.iter().enumerate() {
-            pages += lists.iter().map(|l| l.len() << o).sum::<usize>();
+        for (row, counts) in lists.count.iter().enumerate() {
+            let order = if row == ROWS - 1 {
+                PAGEBLOCK_ORDER as usize
+            } else {
+                row
+            };
+            let chunks: usize = counts.iter().map(|n| n.load(Relaxed) as usize).sum();
+            pages += chunks << order;
         }
     });
     pages
+}
+
+/// Runs `f` on the lock of who drains others' lists: for the fork handlers.
+pub(crate) fn with_raw_lock(f: impl FnOnce(&FutexLock)) {
+    f(crate::fork::raw(&DRAIN));
 }
 
 /// The child after fork: other threads' lists become free for reuse.
@@ -230,12 +462,13 @@ pub fn cached_pages() -> usize {
 /// Only the forking thread may run.
 pub(crate) unsafe fn after_fork() {
     let mine = slot::page_lists();
-    // A thread that is gone may have been in the middle of a list operation.
+    // A thread that is gone may have been inside.
     REGISTRY.for_each(|record| {
+        // SAFETY: records are never unmapped; these are atomics.
+        let lists = unsafe { &*record.as_ptr().cast::<Lists>() };
+        lists.bar.store(OPEN, Relaxed);
         if record.as_ptr() != mine {
-            // SAFETY: as promised, nobody else uses the record.
-            let lists = unsafe { &mut *record.as_ptr().cast::<Lists>() };
-            lists.lists.iter_mut().flatten().for_each(PageList::repair);
+            lists.busy.store(0, Relaxed);
         }
     });
     // SAFETY: as promised.

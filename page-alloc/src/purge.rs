@@ -3,7 +3,7 @@
 //!
 //! The purger looks every `purge` milliseconds while there is something to give
 //! back. It takes no more than what *nobody needed* since its last look (the low
-//! mark of dirty free pages), so a program that frees and takes the same memory
+//! mark of idle pages), so a program that frees and takes the same memory
 //! again and again pays nothing. Whole blocks go first, then chunks of 64 KiB and
 //! up; smaller ones only on [`trim`].
 //!
@@ -15,18 +15,17 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::arena::Frame;
-use crate::block::{BLOCK_DIRTY, BLOCK_HUGE, BLOCK_NO_HUGE};
+use crate::arena::{self, Frame};
+use crate::bits::Bits;
+use crate::block::{BLOCK_HUGE, BLOCK_NO_HUGE};
 use crate::config;
 use crate::os;
-use crate::page::PageRef;
+use crate::pcp;
 use crate::sync::{FutexLock, Lock};
-use crate::types::{
-    MAX_ORDER, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE,
-};
+use crate::types::{PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE};
 use crate::zone::{self, Zone};
 
-/// Dirty pages a zone may keep for ever.
+/// Idle pages a zone may keep for ever.
 const KEEP: usize = 128;
 /// The smallest order that the timer gives back.
 const TIMER_ORDER: u8 = 4;
@@ -48,10 +47,10 @@ pub fn pending() -> bool {
     DEADLINE.load(Relaxed) != 0
 }
 
-/// Notes that a zone has so many dirty free pages; starts the delay when that is
+/// Notes that a zone has so many idle pages; starts the delay when that is
 /// worth a look.
 #[inline]
-pub(crate) fn note_dirty(zone: &mut zone::ZoneInner) {
+pub(crate) fn note_idle(zone: &mut zone::ZoneInner) {
     if !pending() && zone.idle_pages() > KEEP {
         start(zone);
     }
@@ -86,15 +85,17 @@ fn look() {
     if !pending() || now < DEADLINE.load(Relaxed) {
         return;
     }
+    // Threads that are idle would keep what they hold.
+    pcp::drain_all();
     let mut again = false;
-    for zone in zone::zones() {
+    for (node, zone) in zone::zones().iter().enumerate() {
         let due = {
             let mut zone = zone.lock();
             zone.merge_recent();
             zone.idle_low.saturating_sub(KEEP)
         };
         let given = if due > 0 {
-            purge_zone(zone, due, TIMER_ORDER)
+            purge_zone(zone, node, due, TIMER_ORDER)
         } else {
             0
         };
@@ -111,131 +112,189 @@ fn look() {
     DEADLINE.store(next, Relaxed);
 }
 
-/// Gives back all free pages at once, whatever the delay; the calling thread's
-/// lists included. Returns the pages given back.
+/// Gives back all free pages at once, whatever the delay; those in threads' lists and
+/// in the urgent reserve included. Returns the pages given back.
 pub fn trim() -> usize {
-    crate::pcp::drain_current();
-    crate::pcp::request_drain();
+    pcp::drain_all();
     let _purger = PURGER.lock();
     zone::zones()
         .iter()
-        .map(|zone| purge_zone(zone, usize::MAX, 0))
+        .enumerate()
+        .map(|(node, zone)| {
+            zone.lock().release_urgent();
+            purge_zone(zone, node, usize::MAX, 0)
+        })
         .sum()
 }
 
 /// Runs `f` on the purger's lock: for the fork handlers.
 pub(crate) fn with_raw_lock(f: impl FnOnce(&FutexLock)) {
-    // SAFETY: the raw lock is only marked, taken and released by the fork
-    // handlers, in pairs.
-    f(unsafe { PURGER.raw() });
+    f(crate::fork::raw(&PURGER));
 }
 
-/// Gives back about `most` pages, in chunks of `least_order` and up; returns how
-/// many.
-fn purge_zone(zone: &Zone, most: usize, least_order: u8) -> usize {
-    // Kernel pages larger than ours bound what can be given back.
-    let unit = (os::page_size() / PAGE_SIZE).trailing_zeros() as u8;
+/// Gives back about `most` pages: whole blocks first, then stretches of
+/// `least_order` and up inside blocks. Returns how many.
+fn purge_zone(zone: &Zone, node: usize, most: usize, least_order: u8) -> usize {
     let mut done = 0;
-    for order in (least_order.max(unit)..=MAX_ORDER).rev() {
-        while done < most {
-            let mut chunks: [Option<Frame>; BATCH] = [None; BATCH];
-            {
-                let mut zone = zone.lock();
-                let mut pages: [Option<PageRef>; BATCH] = [None; BATCH];
-                zone.buddy.dirty_chunks(order, &mut pages);
-                let mut left = most - done;
-                for (cell, page) in chunks.iter_mut().zip(pages.iter().flatten()) {
-                    if left == 0 {
-                        break;
-                    }
-                    *cell = Some(zone.buddy.take_chunk(page).0);
-                    left = left.saturating_sub(1 << order);
-                }
-            }
-            let mut refused = false;
-            for frame in chunks.iter().flatten().copied() {
-                let left = most.saturating_sub(done);
-                let given = if order >= PAGEBLOCK_ORDER {
-                    discard_blocks(frame, order, left)
-                } else {
-                    discard_part(frame, order)
-                };
-                let mut zone = zone.lock();
-                // Whole blocks carry their state themselves.
-                let dirty = order < PAGEBLOCK_ORDER && given.is_none();
-                zone.buddy.put(frame, order, dirty);
-                match given {
-                    Some(pages) => {
-                        zone.counters.purged_pages += pages as u64;
-                        done += pages;
-                    }
-                    None => refused = true,
-                }
-            }
-            if refused {
-                // Locked memory or a sandbox: nothing will come of trying on.
-                return done;
-            }
-            if chunks[0].is_none() {
-                break;
-            }
+    while done < most {
+        match purge_whole(zone, most - done) {
+            // Locked memory or a sandbox: nothing will come of trying on.
+            Err(()) => return done,
+            Ok(0) => break,
+            Ok(pages) => done += pages,
         }
     }
+    arena::for_each_block_of(node, |frame| {
+        let block = frame.arena.block(frame.index);
+        if done >= most || block.idle() == 0 {
+            return done < most;
+        }
+        match purge_part(zone, frame, least_order) {
+            Ok(pages) => {
+                done += pages;
+                true
+            }
+            Err(()) => false,
+        }
+    });
     done
 }
 
-/// Gives the memory of dirty blocks of a chunk, which is on no list, back to the
-/// kernel: about `most` pages. Returns how many; `None` when the kernel refuses.
-fn discard_blocks(frame: Frame, order: u8, most: usize) -> Option<usize> {
-    let Frame { arena, index } = frame;
-    let end = index + (1usize << order);
-    let mut from = index;
-    let mut done = 0;
-    // One call for each stretch of dirty blocks.
-    while from < end && done < most {
-        if !arena.block(from).flag(BLOCK_DIRTY) {
-            from += PAGEBLOCK_PAGES;
-            continue;
+/// The kernel refused.
+type Refused = ();
+
+/// Gives a batch of wholly free blocks back, those that are free longest first;
+/// returns their pages, 0 when there are none.
+fn purge_whole(zone: &Zone, most: usize) -> Result<usize, Refused> {
+    let mut blocks: [Option<Frame>; BATCH] = [None; BATCH];
+    {
+        let mut zone = zone.lock();
+        let idle = |frame: &Frame| frame.arena.block(frame.index).idle() > 0;
+        let wanted = most.div_ceil(PAGEBLOCK_PAGES).min(BATCH);
+        for (cell, frame) in blocks[..wanted]
+            .iter_mut()
+            .zip(zone.buddy.whole_from_oldest().filter(idle))
+        {
+            *cell = Some(frame);
         }
-        let mut to = from;
-        while to < end && done + (to - from) < most && arena.block(to).flag(BLOCK_DIRTY) {
-            to += PAGEBLOCK_PAGES;
+        for frame in blocks.iter().flatten() {
+            zone.buddy.take(*frame, Bits::range(0, PAGEBLOCK_PAGES));
         }
-        // SAFETY: free pages on no list: nobody's.
-        if !unsafe { os::discard(arena.address(from), (to - from) << PAGE_SHIFT) } {
-            return None;
-        }
-        for at in (from..to).step_by(PAGEBLOCK_PAGES) {
-            let block = arena.block(at);
-            if block.change_flags(BLOCK_DIRTY | BLOCK_NO_HUGE, 0) & BLOCK_NO_HUGE != 0 {
-                EXCLUDED.fetch_sub(1, Relaxed);
-                // SAFETY: committed, whole kernel pages.
-                let huge = unsafe { os::huge(arena.address(at), PAGEBLOCK_SIZE, true) };
-                block.set_flag(BLOCK_HUGE, huge);
-            }
-        }
-        done += to - from;
-        from = to;
     }
-    Some(done)
+    // One call for each stretch of neighbours.
+    blocks.sort_unstable_by_key(|cell| cell.map(|f| f.arena.address(f.index) as usize));
+    let mut done = 0;
+    let mut refused = false;
+    let mut at = 0;
+    while at < BATCH {
+        let Some(first) = blocks[at] else {
+            at += 1;
+            continue;
+        };
+        let follows = |i: usize| {
+            blocks.get(at + i).copied().flatten().is_some_and(|f| {
+                core::ptr::eq(f.arena, first.arena) && f.index == first.index + i * PAGEBLOCK_PAGES
+            })
+        };
+        let count = (1..).take_while(|i| follows(*i)).count() + 1;
+        // SAFETY: free pages that are not in the free maps: nobody's.
+        let given =
+            unsafe { os::discard(first.arena.address(first.index), count * PAGEBLOCK_SIZE) };
+        refused |= !given;
+        for frame in blocks[at..at + count].iter().flatten() {
+            if given {
+                done += PAGEBLOCK_PAGES;
+                admit_huge(*frame);
+            }
+            let mut zone = zone.lock();
+            // Unless given back, the map knows which pages hold data.
+            let dirty = if given { Some(false) } else { None };
+            zone.buddy.put(
+                frame.arena,
+                frame.index,
+                frame.index + PAGEBLOCK_PAGES,
+                dirty,
+            );
+            zone.counters.purged_pages += if given { PAGEBLOCK_PAGES as u64 } else { 0 };
+        }
+        at += count;
+    }
+    if refused { Err(()) } else { Ok(done) }
 }
 
-/// Gives the memory of a chunk inside a block, which is on no list, back to the
-/// kernel. Returns its pages; `None` when the kernel refuses or too many blocks
-/// would be excluded from huge pages.
-fn discard_part(frame: Frame, order: u8) -> Option<usize> {
-    let Frame { arena, index } = frame;
-    let start = index & !(PAGEBLOCK_PAGES - 1);
-    let block = arena.block(start);
-    if block.flag(BLOCK_HUGE) {
-        if EXCLUDED.fetch_add(1, Relaxed) >= MAX_EXCLUDED {
-            EXCLUDED.fetch_sub(1, Relaxed);
-            return None;
-        }
-        block.change_flags(BLOCK_HUGE, BLOCK_NO_HUGE);
+/// Lets a block have huge pages again once it is wholly given back.
+fn admit_huge(frame: Frame) {
+    let block = frame.arena.block(frame.index);
+    if block.change_flags(BLOCK_NO_HUGE, 0) & BLOCK_NO_HUGE != 0 {
+        EXCLUDED.fetch_sub(1, Relaxed);
         // SAFETY: committed, whole kernel pages.
-        unsafe { os::huge(arena.address(start), PAGEBLOCK_SIZE, false) };
+        let huge = unsafe { os::huge(frame.arena.address(frame.index), PAGEBLOCK_SIZE, true) };
+        block.set_flag(BLOCK_HUGE, huge);
     }
-    // SAFETY: free pages on no list: nobody's.
-    unsafe { os::discard(arena.address(index), PAGE_SIZE << order) }.then_some(1 << order)
+}
+
+/// Gives the free stretches of 2^least_order pages and more of a partly used block
+/// back. Returns their pages; 0 also when it is not worth it.
+fn purge_part(zone: &Zone, frame: Frame, least_order: u8) -> Result<usize, Refused> {
+    // Kernel pages larger than ours bound what can be given back.
+    let unit = os::page_size() / PAGE_SIZE;
+    let block = frame.arena.block(frame.index);
+    let mut pages = Bits::default();
+    {
+        let mut zone = zone.lock();
+        if block.is_isolated() {
+            return Ok(0);
+        }
+        for (from, to) in block.free_map().and(block.dirty_map()).runs() {
+            let (from, to) = (from.next_multiple_of(unit), to / unit * unit);
+            if from < to && to - from >= 1 << least_order {
+                pages = pages.or(Bits::range(from, to));
+            }
+        }
+        // Breaking a huge page is not worth less than an eighth of it, for the timer.
+        let least = if block.flag(BLOCK_HUGE) && least_order > 0 {
+            PAGEBLOCK_PAGES / 8
+        } else {
+            1
+        };
+        if pages.count() < least {
+            return Ok(0);
+        }
+        zone.buddy.take(frame, pages);
+    }
+    let excluded = exclude_huge(frame);
+    let given = excluded
+        && pages.runs().all(|(from, to)| {
+            let at = frame.arena.address(frame.index + from);
+            // SAFETY: free pages that are not in the free maps: nobody's.
+            unsafe { os::discard(at, (to - from) << PAGE_SHIFT) }
+        });
+    let mut zone = zone.lock();
+    for (from, to) in pages.runs() {
+        let start = frame.index;
+        let dirty = if given { Some(false) } else { None };
+        zone.buddy.put(frame.arena, start + from, start + to, dirty);
+    }
+    if !given {
+        return if excluded { Err(()) } else { Ok(0) };
+    }
+    zone.counters.purged_pages += pages.count() as u64;
+    Ok(pages.count())
+}
+
+/// Excludes a block that loses a part of its pages from huge pages, or khugepaged
+/// would fill it again. False when too many are excluded already.
+fn exclude_huge(frame: Frame) -> bool {
+    let block = frame.arena.block(frame.index);
+    if !block.flag(BLOCK_HUGE) {
+        return true;
+    }
+    if EXCLUDED.fetch_add(1, Relaxed) >= MAX_EXCLUDED {
+        EXCLUDED.fetch_sub(1, Relaxed);
+        return false;
+    }
+    block.change_flags(BLOCK_HUGE, BLOCK_NO_HUGE);
+    // SAFETY: committed, whole kernel pages.
+    unsafe { os::huge(frame.arena.address(frame.index), PAGEBLOCK_SIZE, false) };
+    true
 }

@@ -7,10 +7,11 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::PageError;
 use crate::arena::{self, Frame};
-use crate::block::BLOCK_DIRTY;
+use crate::bits::Bits;
 use crate::page::{Page, PageKind, PageRef};
 use crate::pcp;
 use crate::purge;
+use crate::reclaim;
 use crate::topology;
 use crate::types::{Migratetype, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_PAGES};
 use crate::zone::{self, ZoneInner};
@@ -35,13 +36,45 @@ pub fn alloc_run(pages: usize, align: usize, mt: Migratetype) -> Option<Run> {
     }
     purge::tick();
     let node = topology::current_node();
-    let run = take(node, pages, align, mt).or_else(|| {
-        // Pages in the threads' lists may be what is missing.
-        pcp::drain_current();
-        pcp::request_drain();
-        take(node, pages, align, mt)
-    })?;
-    Some(run)
+    take(node, pages, align, mt)
+        .or_else(|| {
+            // Pages in the threads' lists may be what is missing.
+            pcp::drain_all();
+            take(node, pages, align, mt)
+        })
+        .or_else(|| {
+            let more = (align >> PAGE_SHIFT).max(1) - 1;
+            let page = reclaim::take_range(node, pages.checked_add(more)?, mt)?;
+            Some(cut(page, pages, align))
+        })
+        .or_else(|| take_anywhere(node, pages, align, mt))
+}
+
+/// Cuts an aligned run out of a longer one.
+fn cut(page: PageRef, pages: usize, align: usize) -> Run {
+    let frame = arena::frame_of(page);
+    let mut zone = zone::zone_of(frame).lock();
+    let mt = page.migratetype();
+    page.set_kind(PageKind::Free);
+    zone.unaccount(frame, run_pages(page), mt);
+    align_within(&mut zone, frame, pages, align, mt, true)
+}
+
+/// Takes from free pages of any type: the last resort.
+fn take_anywhere(node: usize, pages: usize, align: usize, mt: Migratetype) -> Option<Run> {
+    let more = (align >> PAGE_SHIFT).max(1) - 1;
+    let nodes = topology::nodes();
+    for n in (0..nodes).map(|i| (node + i) % nodes) {
+        let mut zone = zone::zones()[n].lock();
+        // Claim and steal choose their block; the search by address does not.
+        let found = zone
+            .take_run_from_others(pages + more, mt)
+            .or_else(|| zone.take_stretch(n, pages + more, mt));
+        if let Some((frame, dirty)) = found {
+            return Some(align_within(&mut zone, frame, pages, align, mt, dirty));
+        }
+    }
+    None
 }
 
 fn take(node: usize, pages: usize, align: usize, mt: Migratetype) -> Option<Run> {
@@ -62,47 +95,51 @@ fn take(node: usize, pages: usize, align: usize, mt: Migratetype) -> Option<Run>
             }
             continue;
         }
-        // With `align` more pages than asked for, an aligned stretch lies inside;
-        // what is before and behind it goes back.
+        // With `align` more pages than asked for, an aligned stretch lies inside.
         let more = align >> PAGE_SHIFT;
         let have = pages.checked_add(more - 1)?;
         if let Some((frame, dirty)) = zone.take_run(n, have, mt) {
-            let Frame { arena, index } = frame;
-            let skip = ((arena.address(index) as usize).wrapping_neg() % align) >> PAGE_SHIFT;
-            let start = index + skip;
-            give_back(&mut zone, arena, index, start, dirty);
-            give_back(&mut zone, arena, start + pages, index + have, dirty);
-            return Some(finish(
-                &mut zone,
-                Frame {
-                    arena,
-                    index: start,
-                },
-                pages,
-                mt,
-                !dirty,
-            ));
+            return Some(align_within(&mut zone, frame, pages, align, mt, dirty));
         }
     }
     None
 }
 
-/// Puts [from, to) back, whole blocks with the state that their records hold.
-fn give_back(
+/// Cuts the aligned run out of one that is longer by `align` less a page; what is
+/// before and behind it goes back.
+fn align_within(
     zone: &mut ZoneInner,
-    arena: &'static arena::Arena,
-    from: usize,
-    to: usize,
+    frame: Frame,
+    pages: usize,
+    align: usize,
+    mt: Migratetype,
     dirty: bool,
-) {
-    let first = from.next_multiple_of(PAGEBLOCK_PAGES).min(to);
-    let last = (to / PAGEBLOCK_PAGES * PAGEBLOCK_PAGES).max(first);
-    zone.buddy.put_range(arena, from, first, dirty);
-    zone.buddy.put_range(arena, first, last, false);
-    zone.buddy.put_range(arena, last, to, dirty);
+) -> Run {
+    let Frame { arena, index } = frame;
+    let align = align.max(PAGE_SIZE);
+    let end = index + pages + (align >> PAGE_SHIFT) - 1;
+    let start = index + (((arena.address(index) as usize).wrapping_neg() % align) >> PAGE_SHIFT);
+    zone.buddy.put(arena, index, start, None);
+    zone.buddy.put(arena, start + pages, end, None);
+    finish(
+        zone,
+        Frame {
+            arena,
+            index: start,
+        },
+        pages,
+        mt,
+        !dirty,
+    )
 }
 
-fn finish(zone: &mut ZoneInner, frame: Frame, pages: usize, mt: Migratetype, zeroed: bool) -> Run {
+pub(crate) fn finish(
+    zone: &mut ZoneInner,
+    frame: Frame,
+    pages: usize,
+    mt: Migratetype,
+    zeroed: bool,
+) -> Run {
     zone.account(frame, pages, mt);
     let page = frame.arena.page(frame.index);
     page.set_kind(PageKind::Run);
@@ -131,7 +168,7 @@ pub fn free_run(page: PageRef) -> Result<(), PageError> {
             return Err(PageError::NotAllocated);
         }
         zone.put_recent(page);
-        purge::note_dirty(&mut zone);
+        purge::note_idle(&mut zone);
     }
     purge::tick();
     Ok(())
@@ -153,8 +190,8 @@ pub fn shrink_run(page: PageRef, pages: usize) {
     page.word.store(pages as u64, Relaxed);
     zone.unaccount(tail, have - pages, page.migratetype());
     zone.buddy
-        .put_range(frame.arena, tail.index, frame.index + have, true);
-    purge::note_dirty(&mut zone);
+        .put(frame.arena, tail.index, frame.index + have, Some(true));
+    purge::note_idle(&mut zone);
 }
 
 /// Lets a run grow to `pages` pages where it is, into free neighbours or past the
@@ -188,25 +225,31 @@ pub fn extend_run(page: PageRef, pages: usize) -> bool {
 }
 
 /// The byte ranges of a run just taken that may hold data, from its start: what
-/// calloc has to clear. Whole blocks that are known to be zero are left out.
+/// calloc has to clear.
 pub fn stale_ranges(page: PageRef) -> impl Iterator<Item = (usize, usize)> {
     let frame = arena::frame_of(page);
-    let end = frame.index + run_pages(page);
-    let mut index = frame.index;
+    let pages = run_pages(page);
+    // A run that was never merged holds what its last user left.
+    let unmerged = page.is_dirty();
+    let mut block = frame.index & !(PAGEBLOCK_PAGES - 1);
+    let end = frame.index + pages;
     core::iter::from_fn(move || {
-        while index < end {
-            let from = index;
-            index = ((index | (PAGEBLOCK_PAGES - 1)) + 1).min(end);
-            let whole = from.is_multiple_of(PAGEBLOCK_PAGES)
-                && frame.index + run_pages(page) - from >= PAGEBLOCK_PAGES;
-            // A run that was never merged holds what its last user left.
-            if !whole || page.is_dirty() || frame.arena.block(from).flag(BLOCK_DIRTY) {
-                return Some((
-                    (from - frame.index) << PAGE_SHIFT,
-                    (index - frame.index) << PAGE_SHIFT,
-                ));
-            }
+        if unmerged || block >= end {
+            return None;
         }
-        None
+        let start = block;
+        block += PAGEBLOCK_PAGES;
+        let (from, to) = (start.max(frame.index), block.min(end));
+        let stale = frame
+            .arena
+            .block(start)
+            .dirty_map()
+            .and(Bits::range(from - start, to - start));
+        Some(stale.runs().map(move |(a, b)| {
+            let offset = |page: usize| (start + page - frame.index) << PAGE_SHIFT;
+            (offset(a), offset(b))
+        }))
     })
+    .flatten()
+    .chain(unmerged.then_some((0, pages << PAGE_SHIFT)))
 }

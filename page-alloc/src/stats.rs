@@ -5,8 +5,13 @@
 use core::fmt::{self, Write};
 
 use crate::arena;
+use crate::buddy::Buddy;
+use crate::evacuate;
+pub use crate::hist::Histogram;
 use crate::pcp;
-use crate::types::{MIGRATETYPES, Migratetype, ORDERS, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
+use crate::types::{
+    MAX_ORDER, MIGRATETYPES, Migratetype, ORDERS, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES,
+};
 use crate::zone::{self, ZoneCounters};
 
 /// A snapshot of one node's zone.
@@ -25,7 +30,7 @@ pub struct ZoneStats {
     pub chunks: [[usize; MIGRATETYPES]; ORDERS],
     /// Pageblocks by type.
     pub blocks: [usize; MIGRATETYPES],
-    /// Wholly free pageblocks.
+    /// Wholly free pageblocks that anybody may claim.
     pub free_blocks: usize,
     /// Pageblocks that hold pages of several types.
     pub mixed_blocks: usize,
@@ -42,7 +47,7 @@ pub fn zone_stats(node: usize) -> Option<ZoneStats> {
         node,
         managed_pages: 0,
         free_pages: zone.buddy.free_pages(),
-        dirty_pages: zone.buddy.dirty_pages(),
+        dirty_pages: zone.buddy.idle_pages(),
         chunks: [[0; MIGRATETYPES]; ORDERS],
         blocks: [0; MIGRATETYPES],
         free_blocks: 0,
@@ -50,23 +55,33 @@ pub fn zone_stats(node: usize) -> Option<ZoneStats> {
         used: [0; MIGRATETYPES],
         counters: zone.counters,
     };
-    for (order, row) in stats.chunks.iter_mut().enumerate() {
-        for (cell, mt) in row.iter_mut().zip(Migratetype::ALL) {
-            *cell = zone.buddy.chunks(order as u8, mt);
-        }
-    }
-    arena::for_each_block(|_, _, block| {
-        if block.node() != node {
-            return;
-        }
+    arena::for_each_block_of(node, |frame| {
+        let block = frame.arena.block(frame.index);
+        let mt = block.migratetype() as usize;
+        block.free_map().chunks(|_, order| {
+            if !Buddy::is_whole(block) {
+                stats.chunks[order as usize][mt] += 1;
+            }
+        });
         stats.managed_pages += PAGEBLOCK_PAGES;
         stats.blocks[block.migratetype() as usize] += 1;
-        stats.free_blocks += usize::from(block.used_total() == 0);
+        stats.free_blocks += usize::from(Buddy::is_whole(block));
         stats.mixed_blocks += usize::from(block.is_mixed());
         for mt in Migratetype::ALL {
             stats.used[mt as usize] += block.used(mt);
         }
+        true
     });
+    // Whole blocks count for the type that their first one had last.
+    for (arena, from, to) in zone::stretches(node) {
+        let mut index = from;
+        while index < to {
+            let order = index.trailing_zeros().min((to - index).ilog2());
+            let order = order.min(u32::from(MAX_ORDER)) as usize;
+            stats.chunks[order][arena.block(index).migratetype() as usize] += 1;
+            index += 1 << order;
+        }
+    }
     Some(stats)
 }
 
@@ -188,6 +203,21 @@ pub fn write_pagetypeinfo(out: &mut dyn Write) -> fmt::Result {
             c.purged_pages,
             c.failures
         )?;
+        writeln!(out, "Urgent reserve {} released {}", c.reserved, c.released)?;
     }
-    Ok(())
+    let e = evacuate::counters();
+    let pauses = evacuate::pauses();
+    writeln!(
+        out,
+        "Blocks emptied {} given up {}; pages reclaimed {}, copied {}, remapped {}; moves refused {}, bad {}; pause p50 {} ns, p99 {} ns",
+        e.emptied,
+        e.given_up,
+        e.reclaimed_pages,
+        e.copied_pages,
+        e.remapped_pages,
+        e.refused_moves,
+        e.bad_relocates,
+        pauses.quantile(0.5),
+        pauses.quantile(0.99)
+    )
 }

@@ -84,10 +84,13 @@ pub enum Migratetype {
     Reclaimable = 2,
     /// Whole-page runs of malloc.
     Large = 3,
+    /// An urgent request of any kind: it may use the reserve that is kept for such,
+    /// and it waits for no reclaim.
+    HighAtomic = 4,
 }
 
 /// Number of migratetypes.
-pub const MIGRATETYPES: usize = 4;
+pub const MIGRATETYPES: usize = 5;
 
 impl Migratetype {
     /// All, in the order of their numbers.
@@ -96,6 +99,7 @@ impl Migratetype {
         Self::Movable,
         Self::Reclaimable,
         Self::Large,
+        Self::HighAtomic,
     ];
 
     /// The name, as pagetypeinfo prints it.
@@ -105,6 +109,7 @@ impl Migratetype {
             Self::Movable => "Movable",
             Self::Reclaimable => "Reclaimable",
             Self::Large => "Large",
+            Self::HighAtomic => "HighAtomic",
         }
     }
 
@@ -114,14 +119,17 @@ impl Migratetype {
             0 => Self::Unmovable,
             1 => Self::Movable,
             2 => Self::Reclaimable,
-            _ => Self::Large,
+            3 => Self::Large,
+            _ => Self::HighAtomic,
         }
     }
 
     /// Where to look when this type's own blocks are used up, in order.
+    /// HighAtomic blocks are not among them: the reserve is released as a whole.
     pub(crate) const fn fallbacks(self) -> [Self; 3] {
-        use Migratetype::{Large, Movable, Reclaimable, Unmovable};
+        use Migratetype::{HighAtomic, Large, Movable, Reclaimable, Unmovable};
         match self {
+            HighAtomic => [Unmovable, Reclaimable, Movable],
             Unmovable => [Reclaimable, Large, Movable],
             Movable => [Large, Reclaimable, Unmovable],
             Reclaimable => [Unmovable, Large, Movable],
@@ -149,8 +157,14 @@ mod tests {
         for mt in Migratetype::ALL {
             let mut seen = vec![mt];
             seen.extend(mt.fallbacks());
+            seen.push(Migratetype::HighAtomic);
             seen.sort_by_key(|m| *m as u8);
-            assert_eq!(seen, Migratetype::ALL);
+            seen.dedup();
+            let missing = Migratetype::ALL
+                .iter()
+                .filter(|m| !seen.contains(m))
+                .count();
+            assert_eq!(missing, usize::from(mt == Migratetype::HighAtomic));
             assert_eq!(Migratetype::from_index(mt as u8), mt);
         }
     }

@@ -1,28 +1,35 @@
 //! A zone: one node's free pages, their placement, and the census of its blocks.
 //!
 //! The order of an allocation's attempts is the placement policy:
-//! 1. the smallest free chunk in blocks of the asked type;
+//! 1. the smallest free chunk in blocks of the asked type, in the fullest of a few;
 //! 2. a wholly free block, claimed (nothing mixes);
 //! 3. fresh pages at the arena's frontier;
-//! 4. *claim* a partly used block of another type when the census says that
+//! 4. *empty* a block, by its pages' owners ([`crate::reclaim`]), and claim it;
+//! 5. the reserve for urgent requests, released;
+//! 6. *claim* a partly used block of another type when the census says that
 //!    free and alike pages are at least half of it;
-//! 5. *steal* one chunk and leave the block its type. Each page so placed in a
+//! 7. *steal* one chunk and leave the block its type. Each page so placed in a
 //!    block that holds others counts as a mixing event.
 //!
-//! Lock order: a cache's lock may be held; then the zone's; then growth.
+//! When fresh pages are out, the last [`RESERVE`] whole blocks are claimed only after
+//! step 4 has failed: each type finds one then.
+//!
+//! Lock order: a cache's lock may be held; then the zone's; then growth. Owners are
+//! called with none of the page layer's locks held.
 
 #![deny(unsafe_code)]
 
 use crate::arena::{self, Arena, Frame, Growth};
-use crate::block::BLOCK_DIRTY;
+use crate::bits::Bits;
+use crate::block::{BLOCK_ISOLATED, BLOCK_RESERVED, Block};
 use crate::buddy::Buddy;
 use crate::config;
 use crate::page::{PageKind, PageRef};
 use crate::purge;
-use crate::run::run_pages;
+use crate::reclaim;
 use crate::sync::Lock;
 use crate::topology::{self, MAX_NODES};
-use crate::types::{MAX_ORDER, Migratetype, Order, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
+use crate::types::{Migratetype, Order, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 
 /// Counters of one zone, monotonic.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,6 +49,10 @@ pub struct ZoneCounters {
     pub purged_pages: u64,
     /// Requests that found no memory.
     pub failures: u64,
+    /// Blocks kept for urgent requests, and released again.
+    pub reserved: u64,
+    /// Reserved blocks given to other types.
+    pub released: u64,
 }
 
 #[derive(Debug)]
@@ -52,14 +63,19 @@ pub(crate) struct ZoneInner {
     /// needed meanwhile.
     pub(crate) idle_low: usize,
     /// Runs freed last, by length, not merged yet: a run of the same length takes
-    /// one back without splitting and merging. They count as used, as pages in
-    /// slots' lists do.
+    /// one back without searching. They count as used, as pages in slots' lists do.
     recent: [Option<PageRef>; RECENT],
     recent_pages: usize,
+    /// Fresh pages were refused: what is there is all there will be.
+    full: bool,
 }
 
+/// Times that a request lets blocks be emptied: others may take what became free.
+const TRIES: usize = 16;
 /// Number of runs kept unmerged.
 const RECENT: usize = 8;
+/// Whole blocks that the types leave each other when there are no fresh pages.
+pub(crate) const RESERVE: usize = 4;
 
 pub(crate) type Zone = Lock<ZoneInner>;
 
@@ -74,10 +90,13 @@ static ZONES: [Zone; MAX_NODES] = [const {
             growths: 0,
             purged_pages: 0,
             failures: 0,
+            reserved: 0,
+            released: 0,
         },
         idle_low: 0,
         recent: [None; RECENT],
         recent_pages: 0,
+        full: false,
     })
 }; MAX_NODES];
 
@@ -100,7 +119,16 @@ pub(crate) fn recent_pages() -> usize {
 
 /// The zone that owns a page.
 pub(crate) fn zone_of(frame: Frame) -> &'static Zone {
-    &ZONES[frame.arena.block(frame.index).node()]
+    &ZONES[frame.arena.node_of(frame.index)]
+}
+
+/// How far a request may go to find pages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effort {
+    /// Free pages of its type, whole blocks above the reserve, fresh pages.
+    Easy,
+    /// All whole blocks, the urgent reserve, other types' blocks.
+    Last,
 }
 
 /// Takes one chunk for `node`, elsewhere if that node has none. Pages come with
@@ -111,8 +139,8 @@ pub(crate) fn take(node: usize, order: Order, mt: Migratetype) -> Option<PageRef
     out[0]
 }
 
-/// Fills `out` with chunks as far as there is memory, under one hold of the lock;
-/// returns how many. At least one unless memory is out.
+/// Fills `out` with chunks as far as there is memory; returns how many. At least one
+/// unless memory is out.
 pub(crate) fn take_bulk(
     node: usize,
     order: Order,
@@ -120,43 +148,52 @@ pub(crate) fn take_bulk(
     out: &mut [Option<PageRef>],
 ) -> usize {
     let nodes = topology::nodes();
-    for n in (0..nodes).map(|i| (node + i) % nodes) {
-        let mut zone = ZONES[n].lock();
-        let mut count = 0;
-        for cell in out.iter_mut() {
-            // Only the first chunk is worth fresh or foreign memory.
-            let found = zone.take_easily(order.get(), mt).or_else(|| {
-                if count == 0 {
-                    zone.take_hard(n, order.get(), mt)
-                } else {
-                    None
-                }
-            });
-            let Some((frame, dirty)) = found else { break };
-            zone.account(frame, 1 << order.get(), mt);
-            let page = frame.arena.page(frame.index);
-            mark_allocated(frame, order.get(), mt);
-            page.set_dirty(dirty);
-            *cell = Some(page);
-            count += 1;
+    let each_node = |effort, out: &mut [Option<PageRef>]| {
+        (0..nodes)
+            .map(|i| (node + i) % nodes)
+            .map(|n| ZONES[n].lock().take_some(n, order.get(), mt, out, effort))
+            .find(|count| *count > 0)
+            .unwrap_or(0)
+    };
+    let count = each_node(Effort::Easy, out);
+    if count > 0 {
+        if mt == Migratetype::HighAtomic && order > Order::ZERO {
+            ZONES[node].lock().reserve_urgent();
         }
+        reclaim::note_claim();
+        return count;
+    }
+    // An urgent request waits for nobody.
+    for _ in 0..TRIES {
+        if mt == Migratetype::HighAtomic || !reclaim::make_block(node, order.get()) {
+            break;
+        }
+        let count = each_node(Effort::Easy, out);
         if count > 0 {
             return count;
         }
-        zone.counters.failures += 1;
     }
-    0
+    let count = each_node(Effort::Last, out);
+    if count == 0 {
+        ZONES[node].lock().counters.failures += 1;
+    }
+    count
 }
 
-fn mark_allocated(frame: Frame, order: u8, mt: Migratetype) {
+pub(crate) fn mark_allocated(frame: Frame, order: u8, mt: Migratetype) {
     let page = frame.arena.page(frame.index);
     page.set_kind(PageKind::Pages);
     page.set_order(order);
     page.set_migratetype(mt);
-    for index in frame.index + 1..frame.index + (1 << order) {
-        let tail = frame.arena.page(index);
-        tail.set_kind(PageKind::Tail);
-        tail.set_order(order);
+    // From the pageblock's order up the blocks say it: there are hundreds of tails.
+    if order >= PAGEBLOCK_ORDER {
+        for_blocks(frame, 1 << order, |block, _| block.set_chunk(order));
+    } else {
+        for index in frame.index + 1..frame.index + (1 << order) {
+            let tail = frame.arena.page(index);
+            tail.set_kind(PageKind::Tail);
+            tail.set_order(order);
+        }
     }
 }
 
@@ -165,45 +202,151 @@ pub(crate) fn put_bulk(pages: impl Iterator<Item = PageRef>) {
     let mut held: Option<(usize, lock_api::MutexGuard<'static, _, ZoneInner>)> = None;
     for page in pages {
         let frame = arena::frame_of(page);
-        let node = frame.arena.block(frame.index).node();
+        let node = frame.arena.node_of(frame.index);
         if held.as_ref().is_none_or(|(n, _)| *n != node) {
             drop(held.take());
             held = Some((node, ZONES[node].lock()));
         }
         if let Some((_, zone)) = &mut held {
-            let order = page.order();
-            for index in frame.index..frame.index + (1 << order) {
-                frame.arena.page(index).set_kind(PageKind::Unused);
-            }
-            zone.unaccount(frame, 1 << order, page.migratetype());
-            zone.buddy.put(frame, order, true);
-            purge::note_dirty(zone);
+            zone.put_chunk(page, frame);
         }
+    }
+    if let Some((_, zone)) = &mut held {
+        purge::note_idle(zone);
     }
 }
 
 impl ZoneInner {
-    fn take_easily(&mut self, order: u8, mt: Migratetype) -> Option<(Frame, bool)> {
-        let typed = tag(mt);
+    /// Fills `out` from this zone with as much effort as given; returns how many.
+    fn take_some(
+        &mut self,
+        node: usize,
+        order: u8,
+        mt: Migratetype,
+        out: &mut [Option<PageRef>],
+        effort: Effort,
+    ) -> usize {
+        let mut count = 0;
+        while count < out.len() {
+            if order == 0
+                && let Some((block, pages)) = self.buddy.take_singles(out.len() - count, tag(mt))
+            {
+                let dirty = block.arena.block(block.index).dirty_map();
+                for at in pages.iter() {
+                    let frame = Frame {
+                        index: block.index + at,
+                        ..block
+                    };
+                    out[count] = Some(self.hand_out(frame, 0, mt, dirty.contains(at)));
+                    count += 1;
+                }
+                continue;
+            }
+            let found = self.take_easily(node, order, mt, effort).or_else(|| {
+                // Only the first chunk is worth fresh or foreign memory.
+                if count > 0 {
+                    return None;
+                }
+                match effort {
+                    Effort::Easy => self.take_fresh(node, order, mt),
+                    Effort::Last => self.take_from_others(order, mt),
+                }
+            });
+            let Some((frame, dirty)) = found else { break };
+            out[count] = Some(self.hand_out(frame, order, mt, dirty));
+            count += 1;
+        }
+        count
+    }
+
+    fn hand_out(&mut self, frame: Frame, order: u8, mt: Migratetype, dirty: bool) -> PageRef {
+        self.account(frame, 1 << order, mt);
+        mark_allocated(frame, order, mt);
+        let page = frame.arena.page(frame.index);
+        page.set_dirty(dirty);
+        page
+    }
+
+    /// Makes a chunk free that was handed out.
+    #[inline]
+    fn put_chunk(&mut self, page: PageRef, frame: Frame) {
+        let order = page.order();
+        page.set_kind(PageKind::Free);
+        if order <= 6 {
+            frame
+                .arena
+                .block(frame.index)
+                .sub(page.migratetype(), 1 << order);
+            self.buddy.put_chunk(frame, order);
+        } else {
+            if order >= PAGEBLOCK_ORDER {
+                for_blocks(frame, 1 << order, |block, _| block.set_chunk(0));
+            }
+            self.unaccount(frame, 1 << order, page.migratetype());
+            self.buddy.put(
+                frame.arena,
+                frame.index,
+                frame.index + (1 << order),
+                Some(true),
+            );
+        }
+    }
+
+    fn take_easily(
+        &mut self,
+        node: usize,
+        order: u8,
+        mt: Migratetype,
+        effort: Effort,
+    ) -> Option<(Frame, bool)> {
         if order < PAGEBLOCK_ORDER
-            && let Some(found) = self.buddy.take_typed(order, typed)
+            && let Some(found) = self.buddy.take_typed(order, tag(mt))
         {
             return Some(found);
         }
-        let found = self.buddy.claim_whole(order, typed)?;
+        if order > PAGEBLOCK_ORDER {
+            return self.take_aligned(node, order, mt);
+        }
+        let reserve = if order < PAGEBLOCK_ORDER && effort == Effort::Easy && self.keeps_reserve() {
+            RESERVE
+        } else {
+            0
+        };
+        if self.buddy.whole_blocks() <= reserve {
+            return None;
+        }
+        let found = self.buddy.claim_whole(1 << order, tag(mt))?;
         self.counters.claims_whole += 1;
         Some(found)
     }
 
-    fn take_hard(&mut self, node: usize, order: u8, mt: Migratetype) -> Option<(Frame, bool)> {
-        // A chunk of an order above the pageblock's must be aligned: at worst the
-        // frontier has to move by twice its size, less a block.
-        let pages = (1usize << order).max(PAGEBLOCK_PAGES);
+    /// Whether whole blocks are left to the other types: when they cannot be made
+    /// from fresh pages but perhaps by emptying one.
+    fn keeps_reserve(&self) -> bool {
+        self.full && config::placement() && reclaim::has_owners()
+    }
+
+    /// Takes an aligned chunk of several whole blocks.
+    fn take_aligned(&mut self, node: usize, order: u8, mt: Migratetype) -> Option<(Frame, bool)> {
+        let pages = 1 << order;
+        let (arena, from) = stretches(node).find_map(|(arena, from, to)| {
+            let start = from.next_multiple_of(pages);
+            (start + pages <= to).then_some((arena, start))
+        })?;
+        self.counters.claims_whole += (pages / PAGEBLOCK_PAGES) as u64;
+        let frame = Frame { arena, index: from };
+        Some((frame, self.take_range(frame, pages, mt)))
+    }
+
+    fn take_fresh(&mut self, node: usize, order: u8, mt: Migratetype) -> Option<(Frame, bool)> {
         if self.merge_recent()
-            && let Some(found) = self.take_easily(order, mt)
+            && let Some(found) = self.take_easily(node, order, mt, Effort::Easy)
         {
             return Some(found);
         }
+        // A chunk of an order above the pageblock's must be aligned: at worst the
+        // frontier has to move by twice its size, less a block.
+        let pages = (1usize << order).max(PAGEBLOCK_PAGES);
         let need = if pages > PAGEBLOCK_PAGES {
             2 * pages - PAGEBLOCK_PAGES
         } else {
@@ -213,67 +356,165 @@ impl ZoneInner {
             if !self.grow(node, need) {
                 break;
             }
-            if let Some(found) = self.take_easily(order, mt) {
+            if let Some(found) = self.take_easily(node, order, mt, Effort::Easy) {
                 return Some(found);
             }
         }
-        self.take_from_others(order, mt)
+        None
     }
 
-    /// Adds fresh pages to the free lists.
+    /// Adds fresh pages to the free ones.
     pub(crate) fn grow(&mut self, node: usize, pages: usize) -> bool {
-        let Some(growth) = arena::grow(node, pages) else {
-            return false;
-        };
-        self.add(growth);
-        true
+        let growth = arena::grow(node, pages);
+        self.full = growth.is_none();
+        growth.map(|growth| self.add(growth)).is_some()
     }
 
     /// Adds fresh pages right behind `end`.
     pub(crate) fn grow_at(&mut self, end: Frame, pages: usize) -> bool {
-        let Some(growth) = arena::grow_at(end, pages) else {
-            return false;
-        };
-        self.add(growth);
-        true
+        arena::grow_at(end, pages)
+            .map(|growth| self.add(growth))
+            .is_some()
     }
 
     fn add(&mut self, Growth { start, pages }: Growth) {
         self.counters.growths += 1;
         self.buddy
-            .put_range(start.arena, start.index, start.index + pages, false);
+            .put(start.arena, start.index, start.index + pages, Some(false));
     }
 
     fn take_from_others(&mut self, order: u8, mt: Migratetype) -> Option<(Frame, bool)> {
         if order >= PAGEBLOCK_ORDER || !config::placement() {
             return None;
         }
+        if mt != Migratetype::HighAtomic
+            && let Some(block) = self.buddy.emptiest(order, Migratetype::HighAtomic)
+        {
+            self.release(block, mt);
+            return self
+                .buddy
+                .take_typed(order, mt)
+                .or_else(|| self.buddy.claim_whole(1 << order, mt));
+        }
         for other in mt.fallbacks() {
-            // The largest chunk lies in the emptiest block, most likely.
-            let Some(page) = self.buddy.largest(order.max(4), other) else {
+            let Some(frame) = self.buddy.emptiest(order.max(4), other) else {
                 continue;
             };
-            let frame = arena::frame_of(page);
             let block = frame.arena.block(frame.index);
             if block.free() + block.used(mt) >= PAGEBLOCK_PAGES / 2 {
-                self.buddy.retag_block(frame, mt);
+                self.buddy.retag(frame, mt);
                 self.counters.claims_partial += 1;
                 return self.buddy.take_typed(order, mt);
             }
         }
         for other in mt.fallbacks() {
-            if let Some(page) = self.buddy.largest(order, other) {
+            if let Some(block) = self.buddy.emptiest(order, other) {
                 self.counters.steals += 1;
-                return Some(self.buddy.take_from(page, order));
+                return self.buddy.take_from(block, order);
             }
         }
         None
     }
 
+    /// Keeps a whole block for urgent requests, up to one in a hundred.
+    pub(crate) fn reserve_urgent(&mut self) {
+        let blocks = self.counters.reserved - self.counters.released;
+        let managed = arena::committed_bytes() >> (crate::PAGE_SHIFT + PAGEBLOCK_ORDER as usize);
+        if config::placement()
+            && (blocks + 1) as usize * 100 <= managed
+            && self.buddy.whole_blocks() > RESERVE
+            && let Some((frame, _)) = self.buddy.claim_whole(1, Migratetype::HighAtomic)
+        {
+            self.counters.reserved += 1;
+            let block = frame.arena.block(frame.index);
+            block.set_flag(BLOCK_RESERVED, true);
+            self.buddy
+                .put(frame.arena, frame.index, frame.index + 1, None);
+        }
+    }
+
+    /// Gives the blocks of the urgent reserve that are wholly free to everyone.
+    pub(crate) fn release_urgent(&mut self) {
+        while let Some(block) = self
+            .buddy
+            .emptiest(PAGEBLOCK_ORDER - 1, Migratetype::HighAtomic)
+            && block.arena.block(block.index).free() == PAGEBLOCK_PAGES
+        {
+            self.release(block, Migratetype::Unmovable);
+        }
+    }
+
+    fn release(&mut self, frame: Frame, to: Migratetype) {
+        let block = frame.arena.block(frame.index);
+        let was = block.change_flags(BLOCK_RESERVED, 0);
+        self.counters.released += u64::from(was & BLOCK_RESERVED != 0);
+        self.buddy.retag(frame, to);
+    }
+
+    /// Takes a chunk into which a page that is in the way can be moved: no block is
+    /// claimed for it unless `claim`.
+    pub(crate) fn take_target(
+        &mut self,
+        order: u8,
+        mt: Migratetype,
+        claim: bool,
+    ) -> Option<PageRef> {
+        let found = self.buddy.take_typed(order, tag(mt)).or_else(|| {
+            let claimed = if claim {
+                self.buddy.claim_whole(1 << order, tag(mt))
+            } else {
+                None
+            };
+            self.counters.claims_whole += u64::from(claimed.is_some());
+            claimed
+        });
+        let (frame, dirty) = found?;
+        Some(self.hand_out(frame, order, mt, dirty))
+    }
+
+    /// Takes `pages` pages in one piece for chunks that move together, each of
+    /// `order`, aligned to it.
+    pub(crate) fn take_targets(&mut self, pages: usize, mt: Migratetype) -> Option<Frame> {
+        let (frame, _) = self
+            .buddy
+            .take_typed(pages.next_power_of_two().trailing_zeros() as u8, tag(mt))?;
+        let span = pages.next_power_of_two();
+        if span > pages {
+            self.buddy
+                .put(frame.arena, frame.index + pages, frame.index + span, None);
+        }
+        self.account(frame, pages, mt);
+        Some(frame)
+    }
+
+    /// Gives a chunk back whose owner gave it up: past the slots' lists.
+    pub(crate) fn put_page(&mut self, page: PageRef) {
+        self.put_chunk(page, arena::frame_of(page));
+        purge::note_idle(self);
+    }
+
+    /// Takes a block's free pages out of everyone's reach; false when it is so
+    /// already.
+    pub(crate) fn isolate(&mut self, frame: Frame) -> bool {
+        let block = frame.arena.block(frame.index);
+        if block.change_flags(0, BLOCK_ISOLATED) & BLOCK_ISOLATED != 0 {
+            return false;
+        }
+        self.buddy.relist(frame);
+        true
+    }
+
+    /// Ends [`Self::isolate`].
+    pub(crate) fn include(&mut self, frame: Frame) {
+        let block = frame.arena.block(frame.index);
+        block.change_flags(BLOCK_ISOLATED, 0);
+        self.buddy.relist(frame);
+    }
+
     /// Counts pages into the census.
     pub(crate) fn account(&mut self, frame: Frame, pages: usize, mt: Migratetype) {
-        for_blocks(frame, pages, |block_frame, n| {
-            if block_frame.arena.block(block_frame.index).add(mt, n) {
+        for_blocks(frame, pages, |block, n| {
+            if block.add(mt, n) {
                 self.counters.mixing_events += n as u64;
             }
         });
@@ -282,266 +523,64 @@ impl ZoneInner {
 
     /// Counts pages out of the census.
     pub(crate) fn unaccount(&mut self, frame: Frame, pages: usize, mt: Migratetype) {
-        for_blocks(frame, pages, |block_frame, n| {
-            block_frame.arena.block(block_frame.index).sub(mt, n);
-        });
-    }
-
-    /// The run freed last among those of so many pages, as it was.
-    pub(crate) fn take_recent(&mut self, pages: usize, mt: Migratetype) -> Option<PageRef> {
-        let cell = &mut self.recent[recent_index(pages)];
-        let page = (*cell)?;
-        if run_pages(page) != pages || page.migratetype() != mt {
-            return None;
-        }
-        *cell = None;
-        self.recent_pages -= pages;
-        self.idle_low = self.idle_low.min(self.idle_pages());
-        Some(page)
-    }
-
-    /// Keeps a freed run unmerged, in place of an earlier one of like length.
-    pub(crate) fn put_recent(&mut self, page: PageRef) {
-        page.set_kind(PageKind::Cached);
-        let pages = run_pages(page);
-        self.recent_pages += pages;
-        let cell = &mut self.recent[recent_index(pages)];
-        if let Some(earlier) = cell.replace(page) {
-            self.recent_pages -= run_pages(earlier);
-            self.merge_run(earlier);
-        }
-    }
-
-    /// Merges the runs kept unmerged into the free lists. True when there were any.
-    pub(crate) fn merge_recent(&mut self) -> bool {
-        let any = self.recent_pages > 0;
-        self.recent_pages = 0;
-        for page in core::mem::take(&mut self.recent).into_iter().flatten() {
-            self.merge_run(page);
-        }
-        any
-    }
-
-    /// Pages in runs kept unmerged.
-    pub(crate) fn recent_pages(&self) -> usize {
-        self.recent_pages
+        for_blocks(frame, pages, |block, n| block.sub(mt, n));
     }
 
     /// Pages that hold memory and that nobody uses.
     pub(crate) fn idle_pages(&self) -> usize {
-        self.buddy.dirty_pages() + self.recent_pages
+        self.buddy.idle_pages() + self.recent_pages
     }
 
-    fn merge_run(&mut self, page: PageRef) {
-        let frame = arena::frame_of(page);
-        let pages = run_pages(page);
-        page.set_kind(PageKind::Unused);
-        self.unaccount(frame, pages, page.migratetype());
-        self.buddy
-            .put_range(frame.arena, frame.index, frame.index + pages, true);
-    }
-
-    /// Takes a run of exactly `pages` pages: a chunk with its tail given back, or
-    /// a stretch at the frontier, or any contiguous free stretch.
-    pub(crate) fn take_run(
-        &mut self,
-        node: usize,
-        pages: usize,
-        mt: Migratetype,
-    ) -> Option<(Frame, bool)> {
-        self.take_run_easily(pages, mt)
-            // Runs kept unmerged come before fresh memory.
-            .or_else(|| {
-                if self.merge_recent() {
-                    self.take_run_easily(pages, mt)
-                } else {
-                    None
-                }
-            })
-            .or_else(|| self.take_run_hard(node, pages, mt))
-    }
-
-    fn take_run_easily(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
-        if let Some(order) = Order::for_pages(pages)
-            && let Some((frame, dirty)) = self.take_easily(order.get(), mt)
-        {
-            return Some((frame, self.trim(frame, pages, order.pages(), dirty)));
-        }
-        self.take_joined(pages, mt)
-    }
-
-    fn take_run_hard(
-        &mut self,
-        node: usize,
-        pages: usize,
-        mt: Migratetype,
-    ) -> Option<(Frame, bool)> {
-        if let Some(Growth {
-            start,
-            pages: fresh,
-        }) = arena::grow(node, pages)
-        {
-            self.counters.growths += 1;
-            retag(start, pages, mt);
-            self.buddy
-                .put_range(start.arena, start.index + pages, start.index + fresh, false);
-            return Some((start, false));
-        }
-        // Claim and steal choose their block; the search by address does not.
-        if let Some(order) = Order::for_pages(pages)
-            && let Some((frame, dirty)) = self.take_from_others(order.get(), mt)
-        {
-            return Some((frame, self.trim(frame, pages, order.pages(), dirty)));
-        }
-        let found = self.take_stretch(node, pages, mt);
-        if found.is_none() {
-            self.counters.failures += 1;
-        }
-        found
-    }
-
-    /// Takes a run of more than a block from free chunks that lie side by side: no
-    /// single chunk holds a run above the maximum order, or what a run of 33 MiB
-    /// left behind, and without this each such run would come from fresh memory.
-    fn take_joined(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
-        /// Chunks looked at: the largest come first.
-        const LOOKS: usize = 64;
-        if pages <= PAGEBLOCK_PAGES {
-            return None;
-        }
-        // A stretch of 2m pages holds an aligned chunk of m.
-        let least = (pages.ilog2() as u8 - 1).clamp(PAGEBLOCK_ORDER, MAX_ORDER);
-        let (frame, lead) = self
-            .buddy
-            .whole_chunks(least)
-            .take(LOOKS)
-            .find_map(|page| {
-                let frame = arena::frame_of(page);
-                let (from, to) = free_around(frame, pages, tag(mt));
-                // Start at a whole block where that is enough.
-                let whole = from.next_multiple_of(PAGEBLOCK_PAGES);
-                let start = if to - whole >= pages { whole } else { from };
-                (to - start >= pages).then_some((frame, start))
-            })?;
-        let start = Frame {
-            arena: frame.arena,
-            index: lead,
-        };
-        Some((start, self.take_range(start, pages, mt)))
-    }
-
-    /// Gives the pages of a chunk behind the first `keep` back; returns whether
-    /// what is kept may hold data.
-    fn trim(&mut self, frame: Frame, keep: usize, have: usize, dirty: bool) -> bool {
-        let (start, end) = (frame.index + keep, frame.index + have);
-        if start < end {
-            let arena = frame.arena;
-            let whole = start.next_multiple_of(PAGEBLOCK_PAGES).min(end);
-            // The block that the run ends in: its state is the chunk's, or its own
-            // when the chunk was made of whole blocks.
-            let partial_dirty = if have < PAGEBLOCK_PAGES {
-                dirty
-            } else {
-                arena.block(start).flag(BLOCK_DIRTY)
-            };
-            self.buddy.put_range(arena, start, whole, partial_dirty);
-            self.buddy.put_range(arena, whole, end, false);
-        }
-        dirty
-    }
-
-    /// Looks for `pages` contiguous free pages across chunks, by address.
-    fn take_stretch(
-        &mut self,
-        node: usize,
-        pages: usize,
-        mt: Migratetype,
-    ) -> Option<(Frame, bool)> {
-        for arena in arena::arenas() {
-            let (mut index, frontier) = arena.region_span(node);
-            let mut from = index;
-            while index < frontier {
-                let page = arena.page(index);
-                if page.kind() == PageKind::Free {
-                    index += 1 << page.order();
-                    if index - from >= pages {
-                        let frame = Frame { arena, index: from };
-                        return Some((frame, self.take_range(frame, pages, mt)));
-                    }
-                } else {
-                    // Lengths change under this lock only, so what is in use can be
-                    // stepped over; the rest (a chunk with the purger) by page.
-                    index += match page.kind() {
-                        PageKind::Run => run_pages(page).max(1),
-                        PageKind::Pages | PageKind::Slab | PageKind::Cached => 1 << page.order(),
-                        _ => 1,
-                    };
-                    from = index;
-                }
-            }
-        }
-        None
-    }
-
-    /// Takes `pages` pages that lie in consecutive free chunks, the first of which
-    /// starts at `frame`. Returns whether any may hold data.
+    /// Takes pages that are free, all in one piece, out of the free ones, and gives the
+    /// blocks that become wholly theirs the type. Returns whether any may hold data.
     pub(crate) fn take_range(&mut self, frame: Frame, pages: usize, mt: Migratetype) -> bool {
-        let arena = frame.arena;
-        let (mut index, end) = (frame.index, frame.index + pages);
-        let mut dirty = false;
+        let end = frame.index + pages;
+        let mut index = frame.index;
         while index < end {
-            let (chunk, chunk_dirty) = self.buddy.take_chunk(arena.page(index));
-            let next = chunk.index + (1 << arena.page(index).order());
-            dirty |= chunk_dirty;
-            if next - index >= PAGEBLOCK_PAGES {
-                retag(chunk, next.min(end) - index, mt);
-                if next > end {
-                    self.trim(chunk, end - chunk.index, next - chunk.index, chunk_dirty);
-                }
-            } else if next > end {
-                self.buddy.put_range(arena, end, next, chunk_dirty);
+            let start = index & !(PAGEBLOCK_PAGES - 1);
+            let block = frame.arena.block(index);
+            if block.free() == PAGEBLOCK_PAGES {
+                let frame = Frame {
+                    arena: frame.arena,
+                    index: start,
+                };
+                self.release(frame, tag(mt));
             }
-            index = next;
+            index = start + PAGEBLOCK_PAGES;
         }
-        dirty
+        self.buddy.take_range(frame.arena, frame.index, end)
     }
 
-    /// Whether the pages [end, end + extra) are free; grows at the frontier when
-    /// that is what is missing.
-    pub(crate) fn free_behind(&mut self, end: Frame, extra: usize) -> bool {
-        let arena = end.arena;
-        for attempt in 0..2 {
-            let (_, frontier) = arena.bounds(end.index - 1);
-            let mut index = end.index;
-            while index < frontier && index < end.index + extra {
-                let page = arena.page(index);
-                if page.kind() != PageKind::Free {
-                    return false;
-                }
-                index += 1 << page.order();
-            }
-            if index >= end.index + extra {
-                return true;
-            }
-            let missing = end.index + extra - index;
-            if attempt == 1
-                || !self.grow_at(
-                    Frame {
-                        arena,
-                        index: frontier,
-                    },
-                    missing,
-                )
-            {
-                return false;
-            }
-        }
-        false
+    /// Whether all pages [from, to) of an arena are free and not isolated.
+    pub(crate) fn all_free(&self, frame: Frame, pages: usize) -> bool {
+        let mut all = true;
+        let mut index = frame.index;
+        for_blocks(frame, pages, |block, n| {
+            let at = index & (PAGEBLOCK_PAGES - 1);
+            let wanted = Bits::range(at, at + n);
+            all &= !block.is_isolated() && wanted.minus(block.free_map()).is_empty();
+            index += n;
+        });
+        all
     }
 }
 
+mod runs;
+
+/// The stretches of wholly free blocks of a node, by address: [from, to) in pages.
+pub(crate) fn stretches(node: usize) -> impl Iterator<Item = (&'static Arena, usize, usize)> {
+    arena::arenas().iter().flat_map(move |arena| {
+        let (mut at, end) = arena.region_span(node);
+        core::iter::from_fn(move || {
+            let (from, to) = arena.next_whole(at, end)?;
+            at = to;
+            Some((arena, from, to))
+        })
+    })
+}
+
 /// The type that blocks get for pages of type `mt`: one for all without placement.
-fn tag(mt: Migratetype) -> Migratetype {
+pub(crate) fn tag(mt: Migratetype) -> Migratetype {
     if config::placement() {
         mt
     } else {
@@ -549,55 +588,12 @@ fn tag(mt: Migratetype) -> Migratetype {
     }
 }
 
-/// Gives wholly free blocks the type of the run that is about to use them.
-fn retag(frame: Frame, pages: usize, mt: Migratetype) {
-    for index in (frame.index..frame.index + pages).step_by(PAGEBLOCK_PAGES) {
-        frame.arena.block(index).set_migratetype(tag(mt));
-    }
-}
-
-/// The free pages [from, to) around the free chunk at `frame`, in whole blocks and in
-/// chunks of blocks of the type `tag`. Stops when there are `enough`.
-fn free_around(frame: Frame, enough: usize, tag: Migratetype) -> (usize, usize) {
-    let Frame { arena, index } = frame;
-    let (start, end) = arena.bounds(index);
-    let order_at = |at: usize| {
-        let page = arena.page(at);
-        let fits = page.kind() == PageKind::Free
-            && (page.order() >= PAGEBLOCK_ORDER || arena.block(at).migratetype() == tag);
-        fits.then(|| page.order())
-    };
-    let (mut from, mut to) = (index, index);
-    while to < end
-        && to - from < enough
-        && let Some(order) = order_at(to)
-    {
-        to += 1 << order;
-    }
-    while to - from < enough {
-        // The chunk that ends here starts at one of the alignments below.
-        let orders = 0..=from.trailing_zeros().min(u32::from(MAX_ORDER)) as u8;
-        let before = orders
-            .map(|order| (order, 1usize << order))
-            .filter(|(_, n)| from >= start + n)
-            .find(|(order, n)| order_at(from - n) == Some(*order));
-        let Some((_, pages)) = before else { break };
-        from -= pages;
-    }
-    (from, to)
-}
-
-fn recent_index(pages: usize) -> usize {
-    (pages ^ pages >> 3) % RECENT
-}
-
-/// Splits [frame, frame + pages) at block boundaries.
-fn for_blocks(frame: Frame, pages: usize, mut f: impl FnMut(Frame, usize)) {
-    let arena: &'static Arena = frame.arena;
+/// Splits the pages from `frame` on at block boundaries.
+fn for_blocks(frame: Frame, pages: usize, mut f: impl FnMut(&'static Block, usize)) {
     let (mut index, end) = (frame.index, frame.index + pages);
     while index < end {
         let stop = ((index | (PAGEBLOCK_PAGES - 1)) + 1).min(end);
-        f(Frame { arena, index }, stop - index);
+        f(frame.arena.block(index), stop - index);
         index = stop;
     }
 }

@@ -88,7 +88,7 @@ fn interior_pages() {
         );
     }
     assert_eq!((chunk.kind(), run.kind()), (PageKind::Pages, PageKind::Run));
-    assert_eq!(drained().used, [1040, 0, 0, 700]);
+    assert_eq!(drained().used, [1040, 0, 0, 700, 0]);
     free_pages(chunk).unwrap();
     free_pages(block).unwrap();
     free_run(run).unwrap();

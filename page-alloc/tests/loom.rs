@@ -9,10 +9,14 @@
 #[cfg(loom)]
 mod models {
     use loom::cell::UnsafeCell;
-    use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
-    use loom::sync::{Arc, Mutex};
+    use loom::sync::Arc;
+    use loom::sync::atomic::{
+        AtomicU64,
+        Ordering::{Relaxed, SeqCst},
+        fence,
+    };
     use loom::thread;
-    use page_alloc::pcp::{drain_asked, drain_due, post_drain};
+    use page_alloc::pcp::{bar, enter, is_out, leave, unbar};
     use page_alloc::sync::{Links, TaggedStack, change_flags};
 
     pub const ALL: &[(&str, fn())] = &[
@@ -23,18 +27,8 @@ mod models {
             "registry: a released record's content reaches its next owner",
             exchange,
         ),
-        (
-            "page lists: a request is met by the next slow path",
-            request_is_met,
-        ),
-        (
-            "page lists: requests while draining are not lost",
-            requests_while_draining,
-        ),
-        (
-            "page lists: allocation against a request",
-            allocation_against_request,
-        ),
+        ("page lists: drained by another thread", drained_by_another),
+        ("page lists: drained, or the owner asked", drained_or_asked),
         (
             "block: one of two excludes it, the zone's change is kept",
             block_is_claimed_once,
@@ -196,143 +190,93 @@ mod models {
         });
     }
 
-    /// A slot's list, its zone, and the epoch between them: `pcp`'s put and get with
-    /// the list and the zone as mere collections.
+    /// A slot's lists as a mere collection, which no lock guards: the owner uses it
+    /// inside, others while it is barred and the owner is out.
     struct Lists {
-        seen: u64,
-        list: Vec<u32>,
+        busy: AtomicU64,
+        bar: AtomicU64,
+        list: UnsafeCell<Vec<u32>>,
     }
 
-    struct Shared {
-        epoch: AtomicU64,
-        zone: Mutex<Vec<u32>>,
-        /// What a requester did before it asked.
-        reason: AtomicU64,
-    }
+    // SAFETY: the protocol under test is what makes it so; loom's cell checks it.
+    unsafe impl Sync for Lists {}
 
-    impl Shared {
-        fn new(zone: Vec<u32>) -> Arc<Self> {
+    impl Lists {
+        fn new(list: Vec<u32>) -> Arc<Self> {
             Arc::new(Self {
-                epoch: AtomicU64::new(0),
-                zone: Mutex::new(zone),
-                reason: AtomicU64::new(0),
+                busy: AtomicU64::new(0),
+                bar: AtomicU64::new(0),
+                list: UnsafeCell::new(list),
             })
         }
 
-        fn request(&self) {
-            self.reason.fetch_add(1, Relaxed);
-            post_drain(&self.epoch);
+        /// What the owner does; `None` when the lists are not open.
+        fn inside<R>(&self, f: impl FnOnce(&mut Vec<u32>) -> R) -> Option<R> {
+            // The product's fence is the compiler's here and the kernel's there: as
+            // strong as one at each end.
+            enter(&self.busy, &self.bar, || fence(SeqCst)).then(|| {
+                // SAFETY: the protocol under test.
+                let result = self.list.with_mut(|list| f(unsafe { &mut *list }));
+                leave(&self.busy);
+                result
+            })
+        }
+
+        /// What another thread does: drains, or asks the owner to.
+        fn drain(&self) -> Vec<u32> {
+            bar(&self.bar);
+            fence(SeqCst);
+            let out = is_out(&self.busy);
+            let mut taken = Vec::new();
+            if out {
+                // SAFETY: the protocol under test.
+                self.list
+                    .with_mut(|list| taken.append(unsafe { &mut *list }));
+            }
+            unbar(&self.bar, !out);
+            taken
         }
     }
 
-    impl Lists {
-        fn meet_drain(&mut self, shared: &Shared) {
-            if let Some(now) = drain_due(&shared.epoch, self.seen) {
-                self.seen = now;
-                // As many reasons as requests, at least, are seen.
-                assert!(shared.reason.load(Relaxed) >= now, "asked, but not why");
-                shared.zone.lock().unwrap().append(&mut self.list);
-            }
-        }
-
-        fn put(&mut self, shared: &Shared, page: u32) {
-            self.list.push(page);
-            if drain_asked(&shared.epoch, self.seen) {
-                self.meet_drain(shared);
-            }
-        }
-
-        fn get(&mut self, shared: &Shared) -> Option<u32> {
-            if let Some(page) = self.list.pop() {
-                return Some(page);
-            }
-            self.meet_drain(shared);
-            shared.zone.lock().unwrap().pop()
-        }
-    }
-
-    fn request_is_met() {
+    fn drained_by_another() {
         loom::model(|| {
-            let shared = Shared::new(Vec::new());
-            let owner = {
-                let shared = shared.clone();
-                thread::spawn(move || {
-                    let mut lists = Lists {
-                        seen: 0,
-                        list: vec![],
-                    };
-                    lists.put(&shared, 1);
-                    lists.put(&shared, 2);
-                    lists
-                })
+            let lists = Lists::new(vec![1]);
+            let drainer = {
+                let lists = lists.clone();
+                thread::spawn(move || lists.drain())
             };
-            shared.request();
-            let taken = shared.zone.lock().unwrap().pop();
-            let mut lists = owner.join().unwrap();
-            // The request is over by now: the next put has to meet it, if none did.
-            lists.put(&shared, 3);
-            assert_eq!(lists.seen, 1);
-            let mut all = Vec::from_iter(taken);
-            all.append(&mut shared.zone.lock().unwrap());
-            all.append(&mut lists.list);
+            let mut mine = Vec::new();
+            // Two operations: the second may find the lists as the drainer left them.
+            for page in [2, 3] {
+                mine.extend(lists.inside(|list| list.pop()).flatten());
+                if lists.inside(|list| list.push(page)).is_none() {
+                    mine.push(page);
+                }
+            }
+            let mut all = drainer.join().unwrap();
+            // SAFETY: no other thread is left.
+            lists
+                .list
+                .with_mut(|list| all.append(unsafe { &mut *list }));
+            all.append(&mut mine);
             all.sort_unstable();
-            assert_eq!(all, [1, 2, 3]);
+            assert_eq!(all, [1, 2, 3], "lost or doubled");
         });
     }
 
-    fn requests_while_draining() {
+    fn drained_or_asked() {
         loom::model(|| {
-            let shared = Shared::new(Vec::new());
-            let threads: Vec<_> = (0..2)
-                .map(|_| {
-                    let shared = shared.clone();
-                    thread::spawn(move || shared.request())
-                })
-                .collect();
-            let mut lists = Lists {
-                seen: 0,
-                list: vec![],
+            let lists = Lists::new(vec![1]);
+            let drainer = {
+                let lists = lists.clone();
+                thread::spawn(move || lists.drain().len())
             };
-            lists.put(&shared, 1);
-            lists.put(&shared, 2);
-            threads.into_iter().for_each(|t| t.join().unwrap());
-            lists.put(&shared, 3);
-            assert_eq!(lists.seen, 2, "a request was lost");
-            let left = lists.list.len();
-            assert_eq!(shared.zone.lock().unwrap().len() + left, 3);
-        });
-    }
-
-    fn allocation_against_request() {
-        loom::model(|| {
-            let shared = Shared::new(vec![1, 2]);
-            let other = {
-                let shared = shared.clone();
-                thread::spawn(move || {
-                    // Out of memory: ask, and look again.
-                    let mut lists = Lists {
-                        seen: 0,
-                        list: vec![],
-                    };
-                    lists.get(&shared).or_else(|| {
-                        shared.request();
-                        lists.get(&shared)
-                    })
-                })
-            };
-            let mut lists = Lists {
-                seen: 0,
-                list: vec![],
-            };
-            let mut all: Vec<_> = (0..2).filter_map(|_| lists.get(&shared)).collect();
-            if let Some(page) = all.pop() {
-                lists.put(&shared, page);
-            }
-            all.extend(other.join().unwrap());
-            all.append(&mut lists.list);
-            all.append(&mut shared.zone.lock().unwrap());
-            all.sort_unstable();
-            assert_eq!(all, [1, 2], "lost or doubled");
+            let entered = lists.inside(|list| list.len());
+            let drained = drainer.join().unwrap();
+            // Who could not be waited for was asked: nobody enters unaware of that.
+            let asked = lists.inside(|_| ()).is_none();
+            assert_eq!(drained == 0, asked);
+            assert!(entered.is_none_or(|seen| seen == 1 || drained == 1));
         });
     }
 

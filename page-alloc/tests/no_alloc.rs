@@ -132,8 +132,7 @@ fn edges() {
     while purge::pending() {
         purge::tick();
     }
-    pcp::request_drain();
-    pcp::drain_current();
+    pcp::drain_all();
     assert_eq!(pcp::cached_pages(), 0);
     let _ = (committed_bytes(), topology::current_node(), os::now_ms());
     let _ = (

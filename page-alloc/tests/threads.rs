@@ -64,7 +64,7 @@ fn enter(page: PageRef, from: usize, to: usize, before: u64, owner: u64) {
 }
 
 fn take(rng: &mut Rng, me: u64) -> Option<PageRef> {
-    let mt = Migratetype::ALL[rng.below(4)];
+    let mt = Migratetype::ALL[rng.below(5)];
     let page = match rng.below(20) {
         0 => alloc_run(1 + rng.below(700), PAGE_SIZE << rng.below(11), mt)?.page,
         1 => alloc_pages(order(6 + rng.below(4) as u8), mt)?,
@@ -137,7 +137,7 @@ fn stress(length: Duration) -> u64 {
             match rng.below(200) {
                 0 => drop(purge::trim()),
                 1 => pcp::drain_current(),
-                2 => pcp::request_drain(),
+                2 => pcp::drain_all(),
                 _ => purge::tick(),
             }
         }
@@ -174,6 +174,7 @@ fn soak_accounts_for_every_page() {
             0,
             "ended threads hold none"
         );
+        purge::trim();
         assert_all_merged();
     });
 }
@@ -209,6 +210,7 @@ fn two_thousand_threads_leave_nothing() {
         assert!(meta::in_use() <= records + 5 * 4096, "records are recycled");
         pcp::drain_current();
         assert_eq!(pcp::cached_pages(), 0);
+        purge::trim();
         assert_all_merged();
     });
 }
@@ -253,6 +255,7 @@ fn operations_after_thread_exit() {
         }
         assert_eq!(LATE.load(Relaxed), 200);
         assert_eq!(meta::in_use(), records);
+        purge::trim();
         assert_all_merged();
     });
 }
@@ -306,6 +309,7 @@ fn forked_children_work_on() {
             STOP.store(1, Relaxed);
             threads.into_iter().for_each(|t| t.join().unwrap());
         });
+        purge::trim();
         assert_all_merged();
     });
 }

@@ -415,8 +415,7 @@ fn reclaim() -> bool {
     registry::for_each(|cache| {
         (cache.backend.shrink)(cache);
     });
-    page_alloc::pcp::drain_current();
-    page_alloc::pcp::request_drain();
+    page_alloc::pcp::drain_all();
     true
 }
 

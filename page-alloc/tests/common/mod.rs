@@ -5,7 +5,9 @@
 use std::process::Command;
 
 use page_alloc::stats::{ZoneStats, zone_stats};
-use page_alloc::{MAX_ORDER, Migratetype, Order, PAGE_SIZE, PageRef, alloc_pages, pcp};
+use page_alloc::{
+    MAX_ORDER, MIGRATETYPES, Migratetype, Order, PAGE_SIZE, PageRef, alloc_pages, pcp,
+};
 
 /// Runs `scenario` in a fresh process: the allocator's state and settings are the
 /// process's. `name` is the full name of the calling test.
@@ -65,7 +67,7 @@ pub fn used() -> usize {
 /// can be: chunk by chunk what buddyinfo must show.
 pub fn assert_all_merged() {
     let s = drained();
-    assert_eq!(s.used, [0; 4], "nothing is in use");
+    assert_eq!(s.used, [0; MIGRATETYPES], "nothing is in use");
     assert_eq!(s.mixed_blocks, 0);
     assert_eq!(s.free_blocks * 512, s.managed_pages);
     let mut expected = [0usize; MAX_ORDER as usize + 1];

@@ -1,0 +1,220 @@
+//! Runs of any number of pages in a zone: searching, and the few that were freed
+//! last.
+
+use super::{RECENT, ZoneInner, stretches, tag};
+use crate::arena::{self, Arena, Frame, Growth};
+use crate::page::{PageKind, PageRef};
+use crate::run::run_pages;
+use crate::types::{Migratetype, Order, PAGEBLOCK_PAGES};
+
+impl ZoneInner {
+    /// The run freed last among those of so many pages, as it was.
+    pub(crate) fn take_recent(&mut self, pages: usize, mt: Migratetype) -> Option<PageRef> {
+        let cell = &mut self.recent[recent_index(pages)];
+        let page = (*cell)?;
+        if run_pages(page) != pages || page.migratetype() != mt {
+            return None;
+        }
+        *cell = None;
+        self.recent_pages -= pages;
+        self.idle_low = self.idle_low.min(self.idle_pages());
+        Some(page)
+    }
+
+    /// Keeps a freed run unmerged, in place of an earlier one of like length.
+    pub(crate) fn put_recent(&mut self, page: PageRef) {
+        page.set_kind(PageKind::Cached);
+        let pages = run_pages(page);
+        self.recent_pages += pages;
+        let cell = &mut self.recent[recent_index(pages)];
+        if let Some(earlier) = cell.replace(page) {
+            self.recent_pages -= run_pages(earlier);
+            self.merge_run(earlier);
+        }
+    }
+
+    /// Makes the runs kept unmerged free. True when there were any.
+    pub(crate) fn merge_recent(&mut self) -> bool {
+        let any = self.recent_pages > 0;
+        self.recent_pages = 0;
+        for page in core::mem::take(&mut self.recent).into_iter().flatten() {
+            self.merge_run(page);
+        }
+        any
+    }
+
+    /// Pages in runs kept unmerged.
+    pub(crate) fn recent_pages(&self) -> usize {
+        self.recent_pages
+    }
+
+    fn merge_run(&mut self, page: PageRef) {
+        let frame = arena::frame_of(page);
+        let pages = run_pages(page);
+        page.set_kind(PageKind::Free);
+        self.unaccount(frame, pages, page.migratetype());
+        self.buddy
+            .put(frame.arena, frame.index, frame.index + pages, Some(true));
+    }
+
+    /// Takes a run of exactly `pages` pages: in a block of its type, in whole blocks
+    /// and the free ends of blocks of its type around them, or from fresh pages.
+    pub(crate) fn take_run(
+        &mut self,
+        node: usize,
+        pages: usize,
+        mt: Migratetype,
+    ) -> Option<(Frame, bool)> {
+        self.take_run_easily(node, pages, mt)
+            // Runs kept unmerged come before fresh memory.
+            .or_else(|| {
+                if self.merge_recent() {
+                    self.take_run_easily(node, pages, mt)
+                } else {
+                    None
+                }
+            })
+            .or_else(|| {
+                let growth = arena::grow(node, pages);
+                self.full = growth.is_none();
+                let Growth {
+                    start,
+                    pages: fresh,
+                } = growth?;
+                self.add(Growth {
+                    start,
+                    pages: fresh,
+                });
+                // What is free before the frontier may be a part of it.
+                self.take_run_easily(node, pages, mt)
+            })
+    }
+
+    fn take_run_easily(
+        &mut self,
+        node: usize,
+        pages: usize,
+        mt: Migratetype,
+    ) -> Option<(Frame, bool)> {
+        if pages <= PAGEBLOCK_PAGES {
+            if let Some(found) = self.buddy.take_piece(pages, tag(mt)) {
+                return Some(found);
+            }
+            let found = self.buddy.claim_whole(pages, tag(mt))?;
+            self.counters.claims_whole += 1;
+            return Some(found);
+        }
+        let fits = |arena: &'static Arena, from: usize, to: usize| {
+            let of_type = |index: usize| arena.block(index).migratetype() == tag(mt);
+            let (start, end) = arena.bounds(from);
+            let (mut low, mut high) = (from, to);
+            if to - from < pages && from > start && of_type(from - 1) {
+                low -= free_at_end(arena, from - 1);
+            }
+            if high - low < pages && to < end && of_type(to) {
+                high += free_at_start(arena, to);
+            }
+            // At a whole block where that is enough.
+            let first = if high - from >= pages { from } else { low };
+            (high - first >= pages).then_some(Frame {
+                arena,
+                index: first,
+            })
+        };
+        let frame = stretches(node).find_map(|(arena, from, to)| fits(arena, from, to))?;
+        Some((frame, self.take_range(frame, pages, mt)))
+    }
+
+    /// Takes a run of at most half a block out of another type's block, which is
+    /// claimed or stolen from.
+    pub(crate) fn take_run_from_others(
+        &mut self,
+        pages: usize,
+        mt: Migratetype,
+    ) -> Option<(Frame, bool)> {
+        let order = Order::for_pages(pages)?;
+        let (frame, dirty) = self.take_from_others(order.get(), mt)?;
+        let end = frame.index + order.pages();
+        self.buddy.put(frame.arena, frame.index + pages, end, None);
+        Some((frame, dirty))
+    }
+
+    /// Takes a run from whatever is free, of whatever type, by address: the last
+    /// resort, which mixes.
+    pub(crate) fn take_stretch(
+        &mut self,
+        node: usize,
+        pages: usize,
+        mt: Migratetype,
+    ) -> Option<(Frame, bool)> {
+        for arena in arena::arenas() {
+            let (start, end) = arena.region_span(node);
+            let mut from = None;
+            for index in (start..end).step_by(PAGEBLOCK_PAGES) {
+                let block = arena.block(index);
+                if block.is_isolated() {
+                    from = None;
+                    continue;
+                }
+                let map = block.free_map();
+                let (lead, trail) = map.ends();
+                let begun = from.unwrap_or(index);
+                let found = if index + lead - begun >= pages {
+                    Some(begun)
+                } else {
+                    map.find_run(pages).map(|at| index + at)
+                };
+                if let Some(index) = found {
+                    let frame = Frame { arena, index };
+                    return Some((frame, self.take_range(frame, pages, mt)));
+                }
+                if !map.is_full() {
+                    from = Some(index + PAGEBLOCK_PAGES - trail);
+                } else {
+                    from = Some(begun);
+                }
+            }
+        }
+        self.counters.failures += 1;
+        None
+    }
+
+    /// Whether the pages [end, end + extra) are free; grows at the frontier when
+    /// that is what is missing.
+    pub(crate) fn free_behind(&mut self, end: Frame, extra: usize) -> bool {
+        let arena = end.arena;
+        let (_, frontier) = arena.bounds(end.index - 1);
+        let there = frontier.saturating_sub(end.index).min(extra);
+        if there > 0 && !self.all_free(end, there) {
+            return false;
+        }
+        there == extra
+            || (self.grow_at(
+                Frame {
+                    arena,
+                    index: frontier,
+                },
+                extra - there,
+            ) && self.all_free(end, extra))
+    }
+}
+
+fn free_at_end(arena: &Arena, index: usize) -> usize {
+    let block = arena.block(index);
+    if block.is_isolated() {
+        return 0;
+    }
+    block.free_map().ends().1
+}
+
+fn free_at_start(arena: &Arena, index: usize) -> usize {
+    let block = arena.block(index);
+    if block.is_isolated() {
+        return 0;
+    }
+    block.free_map().ends().0
+}
+
+fn recent_index(pages: usize) -> usize {
+    (pages ^ pages >> 3) % RECENT
+}
