@@ -2,8 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::workloads::pages;
+
 /// What is valid, for error messages.
-pub const VALID: &str = "slab, slub, unified, system, so:PATH";
+pub fn valid() -> String {
+    format!(
+        "slab, slub, unified, system, so:PATH; for pages: {}",
+        pages::NAMES.join(", ")
+    )
+}
 
 /// An allocator under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +21,8 @@ pub enum Backend {
     System,
     /// Any malloc, preloaded into the worker.
     Shared(PathBuf),
+    /// A page allocator, by name: for the page workloads.
+    Page(&'static str),
 }
 
 /// Names of this project's own backends, in the order of a table's columns.
@@ -48,13 +57,19 @@ impl Backend {
             }
             return Ok(Self::Shared(full));
         }
-        Err(format!("unknown backend '{name}'; valid: {VALID}"))
+        if let Some(page) = pages::NAMES.iter().find(|page| **page == name) {
+            return Ok(Self::Page(page));
+        }
+        if let Some(why) = pages::why_missing(name) {
+            return Err(format!("backend '{name}': {why}"));
+        }
+        Err(format!("unknown backend '{name}'; valid: {}", valid()))
     }
 
     /// The name under which the backend is reported.
     pub fn name(&self) -> String {
         match self {
-            Self::Own(name) => (*name).to_owned(),
+            Self::Own(name) | Self::Page(name) => (*name).to_owned(),
             Self::System => "system".to_owned(),
             Self::Shared(path) => format!("so:{}", path.display()),
         }

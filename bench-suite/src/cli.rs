@@ -153,7 +153,7 @@ fn list() -> String {
         text.push_str(&crate::table::align(&grid));
         text.push('\n');
     }
-    text.push_str(&format!("backends: {}\n", crate::backend::VALID));
+    text.push_str(&format!("backends: {}\n", crate::backend::valid()));
     text
 }
 

@@ -9,7 +9,7 @@ use crate::report::{Config, Report};
 use crate::runner::{self, INTERRUPTED, Task};
 use crate::stats::Delta;
 use crate::table::{render_memory, tables_of};
-use crate::workloads::{self, Options};
+use crate::workloads::{self, Options, pages};
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -33,7 +33,7 @@ pub struct Compare {
     #[arg(value_name = "WORKLOAD", conflicts_with_all = ["from", "resume"])]
     workloads: Vec<String>,
 
-    /// Backends to compare: slab, slub, unified, system, and so:PATH for any malloc [default: slab,slub,unified,system]
+    /// Backends to compare: slab, slub, unified, system, and so:PATH for any malloc; for page workloads plain, placement [default: all but so:PATH]
     #[arg(long, value_name = "LIST", conflicts_with_all = ["from", "resume"])]
     backends: Option<String>,
 
@@ -220,8 +220,12 @@ fn config_of(options: &Compare) -> Result<Config, String> {
             names.join(", ")
         ));
     }
-    let backends = backend::parse_list(options.backends.as_deref().unwrap_or(DEFAULT_BACKENDS))?;
+    let backends = match &options.backends {
+        Some(list) => backend::parse_list(list)?,
+        None => backend::parse_list(&default_backends(&names)?)?,
+    };
     let backend_names: Vec<String> = backends.iter().map(Backend::name).collect();
+    check_columns(&names, &backend_names)?;
     let baseline = match &options.baseline {
         None => backend_names[0].clone(),
         Some(name) => {
@@ -273,6 +277,49 @@ fn config_of(options: &Compare) -> Result<Config, String> {
         delta: options.delta(),
         args: options.args.clone(),
     })
+}
+
+/// The backends of a run that names none: those of each kind of workload in it.
+fn default_backends(names: &[String]) -> Result<String, String> {
+    let pages = pages::DEFAULT.join(",");
+    let mut lists = Vec::new();
+    for (probe, list) in [("system", DEFAULT_BACKENDS), (pages::DEFAULT[0], &pages)] {
+        for name in names {
+            if workloads::find(name)?.takes(probe) {
+                lists.push(list);
+                break;
+            }
+        }
+    }
+    Ok(lists.join(","))
+}
+
+/// Every workload needs a backend that it runs on, and every backend a workload.
+fn check_columns(names: &[String], backends: &[String]) -> Result<(), String> {
+    for name in names {
+        let workload = workloads::find(name)?;
+        if !backends.iter().any(|backend| workload.takes(backend)) {
+            let kind = if workload.takes(pages::DEFAULT[0]) {
+                pages::NAMES.join(", ")
+            } else {
+                "slab, slub, unified, system, so:PATH".to_owned()
+            };
+            return Err(format!(
+                "workload '{name}' runs on none of the backends {}; valid for it: {kind}",
+                backends.join(", ")
+            ));
+        }
+    }
+    for backend in backends {
+        let mut takers = names.iter().filter_map(|name| workloads::find(name).ok());
+        if !takers.any(|workload| workload.takes(backend)) {
+            return Err(format!(
+                "backend '{backend}' takes no part in {}",
+                names.join(", ")
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Few digits, so that a reader can type the seed again.

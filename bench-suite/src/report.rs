@@ -5,6 +5,7 @@
 
 use crate::environment::Environment;
 use crate::stats::{self, Better, Delta, Interval, Mean};
+use crate::workloads;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -56,6 +57,21 @@ impl Default for Config {
             cpus: None,
             delta: Delta::Base,
             args: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// The backend against which a workload's deltas are taken: the run's baseline, or the first backend that the
+    /// workload runs on when it does not run on that one.
+    pub fn baseline_of(&self, workload: &str) -> &str {
+        match workloads::find(workload) {
+            Ok(workload) if !workload.takes(&self.baseline) => self
+                .backends
+                .iter()
+                .find(|backend| workload.takes(backend))
+                .unwrap_or(&self.baseline),
+            _ => &self.baseline,
         }
     }
 }
@@ -191,7 +207,7 @@ impl Report {
         let baselines: Vec<Row> = self
             .rows
             .iter()
-            .filter(|row| row.backend == config.baseline)
+            .filter(|row| row.backend == config.baseline_of(&row.workload))
             .cloned()
             .collect();
         for row in &mut self.rows {

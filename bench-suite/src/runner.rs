@@ -10,7 +10,7 @@ use crate::report::{Config, Failure, Report, Row};
 use crate::rng::Rng;
 use crate::stats::{self, Mean};
 use crate::worker::{Answer, Order};
-use crate::workloads::{Job, Options, RowSpec};
+use crate::workloads::{self, Job, Options, RowSpec};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -55,8 +55,11 @@ pub fn run(
         .collect();
     let mut workloads: Vec<&str> = missing.iter().map(|task| task.workload.as_str()).collect();
     workloads.dedup();
-    let mut progress =
-        Progress::new((missing.len() * config.runs + workloads.len()) * backends.len());
+    let samples = missing
+        .iter()
+        .map(|task| config.runs * task.columns(backends).count())
+        .chain(workloads.iter().map(|name| columns(name, backends).count()));
+    let mut progress = Progress::new(samples.sum());
     let mut warm: Option<&str> = None;
     for task in missing {
         // A job that was cut short or failed before starts afresh.
@@ -64,8 +67,8 @@ pub fn run(
         report
             .failures
             .retain(|failure| failure.workload != task.workload || failure.job != task.job.name);
-        let mut runs: Vec<Run> = backends
-            .iter()
+        let mut runs: Vec<Run> = task
+            .columns(backends)
             .map(|backend| Run::new(task, backend, &options))
             .collect();
         if warm != Some(&task.workload) {
@@ -130,7 +133,19 @@ fn rounds(task: &Task, runs: &mut [Run], config: &Config, rng: &mut Rng, progres
     }
 }
 
+/// Those of `backends` on which a workload runs.
+fn columns<'a>(workload: &str, backends: &'a [Backend]) -> impl Iterator<Item = &'a Backend> {
+    let workload = workloads::find(workload).ok();
+    backends
+        .iter()
+        .filter(move |backend| workload.is_some_and(|w| w.takes(&backend.name())))
+}
+
 impl Task {
+    fn columns<'a>(&self, backends: &'a [Backend]) -> impl Iterator<Item = &'a Backend> {
+        columns(&self.workload, backends)
+    }
+
     fn yields(&self, row: &Row) -> bool {
         row.workload == self.workload
             && self
@@ -143,7 +158,7 @@ impl Task {
 
 /// Does the report hold every row of the task for every backend?
 fn is_done(report: &Report, task: &Task, backends: &[Backend]) -> bool {
-    let wanted = task.job.rows.len() * backends.len();
+    let wanted = task.job.rows.len() * task.columns(backends).count();
     report
         .rows
         .iter()

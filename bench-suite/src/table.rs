@@ -14,6 +14,7 @@
 
 use crate::report::{Config, Report, Row};
 use crate::stats::{Better, Delta};
+use crate::workloads;
 
 /// One figure of a table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,10 +82,20 @@ pub fn column_backends(config: &Config) -> Vec<&str> {
     backends
 }
 
+/// The backends of a workload's tables: those that it runs on, its baseline first.
+pub fn columns_of<'a>(config: &'a Config, workload: &str) -> Vec<&'a str> {
+    let base = config.baseline_of(workload);
+    // A workload that this build does not know keeps every column.
+    let known = workloads::find(workload).ok();
+    let others = config.backends.iter().map(String::as_str);
+    let others =
+        others.filter(|name| *name != base && known.is_none_or(|workload| workload.takes(name)));
+    std::iter::once(base).chain(others).collect()
+}
+
 /// The tables of a computed report, in the order in which its rows appear.
 pub fn tables_of(report: &Report) -> Vec<Table> {
     let config = &report.config;
-    let backends = column_backends(config);
     let mut tables: Vec<(Table, Vec<&Row>)> = Vec::new();
     for row in &report.rows {
         let known = tables.iter_mut().find(|(table, _)| {
@@ -98,7 +109,10 @@ pub fn tables_of(report: &Report) -> Vec<Table> {
                     metric: row.metric.clone(),
                     unit: row.unit.clone(),
                     better: row.better,
-                    columns: backends.iter().map(|name| column_head(name)).collect(),
+                    columns: columns_of(config, &row.workload)
+                        .into_iter()
+                        .map(column_head)
+                        .collect(),
                     lines: Vec::new(),
                     delta: config.delta,
                     level: config.level,
@@ -109,6 +123,7 @@ pub fn tables_of(report: &Report) -> Vec<Table> {
         }
     }
     for (table, rows) in &mut tables {
+        let backends = columns_of(config, &table.workload);
         let mut labels: Vec<&str> = Vec::new();
         for row in rows.iter() {
             if !labels.contains(&row.row.as_str()) {

@@ -2,7 +2,7 @@
 
 use super::html_plot::plot;
 use crate::report::Report;
-use crate::table::{Table, column_backends, column_head, tables_of};
+use crate::table::{Table, column_backends, column_head, columns_of, tables_of};
 
 const STYLE: &str = include_str!("report.css");
 
@@ -140,7 +140,10 @@ fn memory(report: &Report) -> String {
                 .iter()
                 .find(|r| (r.workload.as_str(), r.row.as_str()) == key && r.backend == *backend);
             let text = found.map_or_else(
-                || "failed".to_owned(),
+                || {
+                    let runs = columns_of(&report.config, key.0).contains(backend);
+                    if runs { "failed" } else { "" }.to_owned()
+                },
                 |r| {
                     format!(
                         "{:.1} / {:.1}",

@@ -6,7 +6,7 @@
 use super::html::escape;
 use crate::report::{Report, Row};
 use crate::stats::Better;
-use crate::table::{Table, column_backends, column_head};
+use crate::table::{Table, column_head, columns_of};
 
 const LABEL: f64 = 150.0;
 const BARS: f64 = 520.0;
@@ -21,7 +21,7 @@ const COLOURS: usize = 8;
 
 /// The plot of one table.
 pub fn plot(report: &Report, table: &Table) -> String {
-    let backends = column_backends(&report.config);
+    let backends = columns_of(&report.config, &table.workload);
     let row_of = |label: &str, backend: &str| {
         report.rows.iter().find(|row| {
             row.workload == table.workload

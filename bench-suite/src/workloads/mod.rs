@@ -7,6 +7,7 @@ pub mod args;
 pub mod hackbench;
 pub mod message;
 pub mod netperf;
+pub mod pages;
 pub mod process;
 pub mod slab_micro;
 
@@ -84,6 +85,10 @@ pub trait Workload: Sync {
     fn about(&self) -> &'static str;
     /// The options it takes after `--`, for `list` and error messages.
     fn usage(&self) -> &'static str;
+    /// Does it run on the backend of this name? Workloads of objects leave out those that hand out pages.
+    fn takes(&self, backend: &str) -> bool {
+        !pages::is_page_backend(backend)
+    }
     /// Its jobs; the error is one line that names the option which is wrong.
     fn plan(&self, options: &Options) -> Result<Vec<Job>, String>;
     /// Measures one job in this process.
@@ -95,6 +100,7 @@ pub const ALL: &[&dyn Workload] = &[
     &hackbench::Hackbench,
     &netperf::Netperf,
     &slab_micro::SlabMicro,
+    &pages::page_test::PageTest,
 ];
 
 /// The workloads of a run that names none.
