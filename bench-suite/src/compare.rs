@@ -480,6 +480,10 @@ fn show(report: &Report) {
             .is_none_or(|next| next.workload != table.workload)
         {
             print(&format!("{}\n", render_memory(report, &table.workload)));
+            let workload = workloads::find(&table.workload).ok();
+            if let Some(text) = workload.and_then(|workload| workload.appendix(report)) {
+                print(&format!("{text}\n"));
+            }
         }
     }
     for failure in &report.failures {

@@ -156,6 +156,21 @@ pub struct Failure {
     pub error: String,
 }
 
+/// Every latency that a backend's workers measured in one job, for workloads that show more of them than rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latencies {
+    /// The workload.
+    pub workload: String,
+    /// The job.
+    pub job: String,
+    /// The backend.
+    pub backend: String,
+    /// Requests that were served, a list for each round, in the order of the requests.
+    pub served: Vec<Vec<u64>>,
+    /// Requests that were refused, likewise.
+    pub failed: Vec<Vec<u64>>,
+}
+
 /// Everything a run produced.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -173,6 +188,9 @@ pub struct Report {
     /// Workers that failed.
     #[serde(default)]
     pub failures: Vec<Failure>,
+    /// Latencies one by one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latencies: Vec<Latencies>,
     /// The figures.
     pub rows: Vec<Row>,
 }
@@ -186,6 +204,7 @@ impl Report {
             config,
             interrupted: false,
             failures: Vec::new(),
+            latencies: Vec::new(),
             rows: Vec::new(),
         }
     }

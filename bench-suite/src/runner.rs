@@ -6,11 +6,11 @@
 
 use crate::backend::Backend;
 use crate::progress::Progress;
-use crate::report::{Config, Failure, Report, Row};
+use crate::report::{Config, Failure, Latencies, Report, Row};
 use crate::rng::Rng;
 use crate::stats::{self, Mean};
 use crate::worker::{Answer, Order};
-use crate::workloads::{self, Job, Options, RowSpec};
+use crate::workloads::{self, Job, Options, Outcome, RowSpec};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -67,6 +67,9 @@ pub fn run(
         report
             .failures
             .retain(|failure| failure.workload != task.workload || failure.job != task.job.name);
+        report
+            .latencies
+            .retain(|old| old.workload != task.workload || old.job != task.job.name);
         let mut runs: Vec<Run> = task
             .columns(backends)
             .map(|backend| Run::new(task, backend, &options))
@@ -296,6 +299,23 @@ impl Run {
                 error,
             });
             return;
+        }
+        if self
+            .answers
+            .iter()
+            .any(|answer| !answer.outcome.latencies.is_empty())
+        {
+            let of = |take: fn(&Outcome) -> &Vec<u64>| {
+                let outcomes = self.answers.iter().map(|answer| &answer.outcome);
+                outcomes.map(|outcome| take(outcome).clone()).collect()
+            };
+            report.latencies.push(Latencies {
+                workload: self.order.workload.clone(),
+                job: self.order.job.clone(),
+                backend: self.order.backend.clone(),
+                served: of(|outcome| &outcome.latencies),
+                failed: of(|outcome| &outcome.failed_latencies),
+            });
         }
         let middle = |of: fn(&Answer) -> u64| {
             let all: Vec<f64> = self

@@ -11,6 +11,7 @@ pub mod pages;
 pub mod process;
 pub mod slab_micro;
 
+use crate::report::Report;
 use crate::stats::Better;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -75,6 +76,12 @@ pub struct Outcome {
     pub counters: BTreeMap<String, u64>,
     /// The largest resident set of a child process; 0 without children.
     pub child_peak_kib: u64,
+    /// The latency of every request that was served, for workloads that show more of them than rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latencies: Vec<u64>,
+    /// The latency of every request that was refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_latencies: Vec<u64>,
 }
 
 /// A workload.
@@ -91,6 +98,11 @@ pub trait Workload: Sync {
     }
     /// Its jobs; the error is one line that names the option which is wrong.
     fn plan(&self, options: &Options) -> Result<Vec<Job>, String>;
+    /// What stands under the workload's tables, if anything.
+    fn appendix(&self, report: &Report) -> Option<String> {
+        let _ = report;
+        None
+    }
     /// Measures one job in this process.
     fn run(&self, backend: &str, job: &str, options: &Options) -> Result<Outcome, String>;
 }
@@ -101,6 +113,8 @@ pub const ALL: &[&dyn Workload] = &[
     &netperf::Netperf,
     &slab_micro::SlabMicro,
     &pages::page_test::PageTest,
+    &pages::order5::Order5,
+    &pages::highalloc::HighAlloc,
 ];
 
 /// The workloads of a run that names none.

@@ -12,12 +12,24 @@
 //! workers, as every backend has. All of them work on one arena of the same size and are called without dynamic
 //! dispatch. Giving memory back by time is switched off: the rivals have none, and it would make runs differ.
 
+pub mod ageing;
+pub mod books;
+pub mod cache;
+pub mod ground;
 pub mod held;
+pub mod highalloc;
+pub mod jobs;
+#[cfg(test)]
+mod naive;
+pub mod order5;
 pub mod own;
 pub mod owner;
 pub mod page_test;
+pub mod passes;
+pub mod ranges;
 #[cfg(feature = "rivals")]
 pub mod rivals;
+pub mod ticks;
 
 use super::{Options, Outcome};
 pub use held::{Held, PageBackend};

@@ -4,8 +4,6 @@
 //! ([`super::PageBackend::RECLAIMS`]) calls them from inside its `get`; for the others the workload does what a caller
 //! of such an allocator would have to do, and asks the same owners itself.
 
-#![deny(unsafe_code)]
-
 /// Somebody who holds pages of type `P` and can let go of them.
 pub trait Owner<P>: Sync {
     /// Gives back those runs of this owner that start at `heads`, all of them inside one pageblock; returns the pages
@@ -23,7 +21,10 @@ pub trait Owner<P>: Sync {
 
     /// Moves the run `old` to `new`, of the same order: copies it and repoints every reference. The allocator frees
     /// `old` after true; false refuses and leaves everything as it was.
-    fn relocate(&self, old: P, new: P) -> bool {
+    ///
+    /// # Safety
+    /// `new` must be a fresh chunk of the same order that nobody else has.
+    unsafe fn relocate(&self, old: P, new: P) -> bool {
         let _ = (old, new);
         false
     }
