@@ -9,6 +9,7 @@
 //! | 130 | stopped by Ctrl-C; what was finished is reported |
 
 use crate::compare::{self, Compare};
+use crate::pagemap::{self, PageMap};
 use crate::{fastpath, worker, workloads};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -37,6 +38,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Draw the arena's pageblocks by type and fill, as text and SVG.
+    Pagemap(Box<PageMap>),
     #[command(hide = true)]
     Worker { order: String },
 }
@@ -64,6 +67,7 @@ pub fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(Command::Fastpath { args }) => fastpath::run(&args),
+        Some(Command::Pagemap(options)) => pagemap::main(&options),
         Some(Command::Worker { order }) => match worker::main(&order) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => workloads::die(&error),
@@ -107,18 +111,24 @@ fn one_line(error: &clap::Error) -> String {
     }
     match error.kind() {
         ErrorKind::UnknownArgument => {
-            text.push_str(&format!("; valid: {}", valid_options().join(", ")))
+            text.push_str(&format!("; valid: {}", valid_options(&rendered).join(", ")))
         }
-        ErrorKind::InvalidSubcommand => text.push_str("; valid: list, compare, fastpath"),
+        ErrorKind::InvalidSubcommand => text.push_str("; valid: list, compare, fastpath, pagemap"),
         _ => {}
     }
     text
 }
 
-fn valid_options() -> Vec<String> {
+/// The long options of the command that clap's message is about.
+fn valid_options(rendered: &str) -> Vec<String> {
     let command = Cli::command();
+    let name = if rendered.contains("Usage: bench-suite pagemap") {
+        "pagemap"
+    } else {
+        "compare"
+    };
     let compare = command
-        .find_subcommand("compare")
+        .find_subcommand(name)
         .map(clap::Command::get_arguments);
     compare
         .into_iter()

@@ -8,6 +8,7 @@
 //! - [`environment`], [`report`]: what is kept of a run.
 //! - [`runner`], [`progress`]: the rounds. [`compare_from`]: two finished runs against each other.
 //! - [`table`], [`export`]: how it is shown. [`cli`], [`compare`]: the command line. [`fastpath`]: instruction counts.
+//!   [`pagemap`]: the arena, drawn.
 
 pub mod backend;
 pub mod cli;
@@ -17,6 +18,7 @@ pub mod environment;
 pub mod export;
 pub mod fastpath;
 pub mod objects;
+pub mod pagemap;
 pub mod progress;
 pub mod report;
 pub mod rng;

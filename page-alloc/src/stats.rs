@@ -221,3 +221,34 @@ pub fn write_pagetypeinfo(out: &mut dyn Write) -> fmt::Result {
         pauses.quantile(0.99)
     )
 }
+
+/// One pageblock, as it was when asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockInfo {
+    /// Where the block starts.
+    pub address: usize,
+    /// The type whose pages it takes; of a wholly free block, the last one.
+    pub migratetype: Migratetype,
+    /// Pages in use (slots' lists included), by type.
+    pub used_by_type: [u16; MIGRATETYPES],
+    /// Free pages.
+    pub free: u16,
+}
+
+/// Calls `f` with every committed pageblock, by arena and address.
+///
+/// Each block is read without the zone's lock: while other threads allocate, a
+/// block's numbers may be of slightly different moments.
+pub fn for_each_block(mut f: impl FnMut(BlockInfo)) {
+    arena::for_each_block(|arena, index, block| {
+        let used_by_type = Migratetype::ALL.map(|mt| block.used(mt) as u16);
+        let used: u16 = used_by_type.iter().sum();
+        f(BlockInfo {
+            address: arena.address(index) as usize,
+            migratetype: block.migratetype(),
+            used_by_type,
+            free: (PAGEBLOCK_PAGES as u16).saturating_sub(used),
+        });
+    });
+}
