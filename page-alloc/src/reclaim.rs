@@ -130,35 +130,43 @@ fn shrink(pages: usize) -> bool {
 /// The block that is cheapest to empty; `reclaim`: reclaimable pages may be given
 /// back for it.
 pub(crate) fn cheapest(node: usize, reclaim: bool) -> Option<Frame> {
-    let mut best: Option<(usize, Frame)> = None;
+    let takes_movable = |frame: Frame| {
+        let block = frame.arena.block(frame.index);
+        block.migratetype() == zone::tag(Migratetype::Movable)
+            && block.free() < PAGEBLOCK_PAGES
+            && !block.is_isolated()
+    };
     // Free pages that chunks of a block could move to.
     let mut room = 0;
     arena::for_each_block_of(node, |frame| {
+        if takes_movable(frame) {
+            room += frame.arena.block(frame.index).free();
+        }
+        true
+    });
+    let mut best: Option<(usize, Frame)> = None;
+    arena::for_each_block_of(node, |frame| {
         let block = frame.arena.block(frame.index);
-        let (free, movable) = (block.free(), block.used(Migratetype::Movable));
-        if free == PAGEBLOCK_PAGES {
-            return true;
-        }
-        if block.migratetype() == zone::tag(Migratetype::Movable) && !block.is_isolated() {
-            room += free;
-        }
+        let movable = block.used(Migratetype::Movable);
         let reclaimable = block.used(Migratetype::Reclaimable);
+        let own = if takes_movable(frame) {
+            block.free()
+        } else {
+            0
+        };
         let cost = movable + RECLAIM_COST * reclaimable;
-        let better = best.is_none_or(|(least, _)| cost < least);
-        if better && (reclaim || reclaimable == 0) && can_be_emptied(frame) && !block.is_deferred()
+        if best.is_none_or(|(least, _)| cost < least)
+            && block.free() < PAGEBLOCK_PAGES
+            && movable <= room - own
+            && (reclaim || reclaimable == 0)
+            && can_be_emptied(frame)
+            && !block.is_deferred()
         {
             best = Some((cost, frame));
         }
         true
     });
-    let (_, frame) = best?;
-    let block = frame.arena.block(frame.index);
-    let own = if block.migratetype() == zone::tag(Migratetype::Movable) {
-        block.free()
-    } else {
-        0
-    };
-    (block.used(Migratetype::Movable) <= room - own).then_some(frame)
+    best.map(|(_, frame)| frame)
 }
 
 /// Takes a run of `pages` pages (more than a block, or what no block has free in one

@@ -241,14 +241,16 @@ pub struct BlockInfo {
 /// Each block is read without the zone's lock: while other threads allocate, a
 /// block's numbers may be of slightly different moments.
 pub fn for_each_block(mut f: impl FnMut(BlockInfo)) {
-    arena::for_each_block(|arena, index, block| {
-        let used_by_type = Migratetype::ALL.map(|mt| block.used(mt) as u16);
-        let used: u16 = used_by_type.iter().sum();
-        f(BlockInfo {
-            address: arena.address(index) as usize,
-            migratetype: block.migratetype(),
-            used_by_type,
-            free: (PAGEBLOCK_PAGES as u16).saturating_sub(used),
+    for node in 0..zone::zones().len() {
+        arena::for_each_block_of(node, |frame| {
+            let block = frame.arena.block(frame.index);
+            f(BlockInfo {
+                address: frame.arena.address(frame.index) as usize,
+                migratetype: block.migratetype(),
+                used_by_type: Migratetype::ALL.map(|mt| block.used(mt) as u16),
+                free: block.free() as u16,
+            });
+            true
         });
-    });
+    }
 }

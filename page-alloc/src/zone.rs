@@ -11,8 +11,9 @@
 //! 7. *steal* one chunk and leave the block its type. Each page so placed in a
 //!    block that holds others counts as a mixing event.
 //!
-//! When fresh pages are out, the last [`RESERVE`] whole blocks are claimed only after
-//! step 4 has failed: each type finds one then.
+//! When fresh pages are out and there are page owners, the last [`RESERVE`] whole blocks
+//! are kept for small requests of types that have nothing left, after step 4 has failed:
+//! a min watermark, so that nothing has to mix while large requests take all they can.
 //!
 //! Lock order: a cache's lock may be held; then the zone's; then growth. Owners are
 //! called with none of the page layer's locks held.
@@ -307,12 +308,9 @@ impl ZoneInner {
         if order > PAGEBLOCK_ORDER {
             return self.take_aligned(node, order, mt);
         }
-        let reserve = if order < PAGEBLOCK_ORDER && effort == Effort::Easy && self.keeps_reserve() {
-            RESERVE
-        } else {
-            0
-        };
-        if self.buddy.whole_blocks() <= reserve {
+        // A request for a block leaves the reserve for good: with it gone, the next
+        // small one would have to mix.
+        if (effort == Effort::Easy || order == PAGEBLOCK_ORDER) && self.is_reserve() {
             return None;
         }
         let found = self.buddy.claim_whole(1 << order, tag(mt))?;
@@ -320,10 +318,13 @@ impl ZoneInner {
         Some(found)
     }
 
-    /// Whether whole blocks are left to the other types: when they cannot be made
-    /// from fresh pages but perhaps by emptying one.
-    fn keeps_reserve(&self) -> bool {
-        self.full && config::placement() && reclaim::has_owners()
+    /// Whether the whole blocks that there are should be left to other types: the last
+    /// few, when they cannot be had from fresh pages but by emptying one.
+    fn is_reserve(&self) -> bool {
+        self.buddy.whole_blocks() <= RESERVE
+            && self.full
+            && config::placement()
+            && reclaim::has_owners()
     }
 
     /// Takes an aligned chunk of several whole blocks.

@@ -57,6 +57,7 @@ fn initial(mt: Migratetype) -> char {
         Migratetype::Movable => 'm',
         Migratetype::Reclaimable => 'r',
         Migratetype::Large => 'l',
+        Migratetype::HighAtomic => 'h',
     }
 }
 
@@ -115,7 +116,7 @@ impl Map {
             text.push_str(&format!("{:#014x}  {letters}\n", row[0].address));
         }
         text.push_str(&format!(
-            "{}\n. free  u unmovable  m movable  r reclaimable  l large  x mixed; a capital: at least half full\n",
+            "{}\n. free  u unmovable  m movable  r reclaimable  l large  h urgent  x mixed; a capital: at least half full\n",
             self.summary()
         ));
         text

@@ -18,7 +18,7 @@ svg { color: #1b1f24; font: 11px ui-monospace, monospace; }
 text { fill: currentColor; }
 .cell { fill: none; stroke: currentColor; stroke-opacity: .35; }
 .mixed { stroke-opacity: 1; stroke-width: 2; }
-.unmovable { fill: #d1495b; } .movable { fill: #3a86c8; } .reclaimable { fill: #3f9c5a; } .large { fill: #c98a1b; }
+.unmovable { fill: #d1495b; } .movable { fill: #3a86c8; } .reclaimable { fill: #3f9c5a; } .large { fill: #c98a1b; } .urgent { fill: #8a5fbf; }
 ";
 
 /// The map as SVG, `width` blocks a line.
@@ -81,6 +81,7 @@ fn class(mt: Migratetype) -> &'static str {
         Migratetype::Movable => "movable",
         Migratetype::Reclaimable => "reclaimable",
         Migratetype::Large => "large",
+        Migratetype::HighAtomic => "urgent",
     }
 }
 

@@ -100,6 +100,9 @@ impl ZoneInner {
             if let Some(found) = self.buddy.take_piece(pages, tag(mt)) {
                 return Some(found);
             }
+            if self.is_reserve() {
+                return None;
+            }
             let found = self.buddy.claim_whole(pages, tag(mt))?;
             self.counters.claims_whole += 1;
             return Some(found);
@@ -125,14 +128,20 @@ impl ZoneInner {
         Some((frame, self.take_range(frame, pages, mt)))
     }
 
-    /// Takes a run of at most half a block out of another type's block, which is
-    /// claimed or stolen from.
+    /// Takes a run of at most half a block out of the reserve, or of another type's
+    /// block, which is claimed or stolen from.
     pub(crate) fn take_run_from_others(
         &mut self,
         pages: usize,
         mt: Migratetype,
     ) -> Option<(Frame, bool)> {
         let order = Order::for_pages(pages)?;
+        if order < Order::PAGEBLOCK
+            && let Some(found) = self.buddy.claim_whole(pages, tag(mt))
+        {
+            self.counters.claims_whole += 1;
+            return Some(found);
+        }
         let (frame, dirty) = self.take_from_others(order.get(), mt)?;
         let end = frame.index + order.pages();
         self.buddy.put(frame.arena, frame.index + pages, end, None);

@@ -2,8 +2,9 @@
 
 use super::held::{OwnCounters, PageBackend};
 use super::owner::Owner;
-use page_alloc::{Migratetype, Order, PageRef, config, stats};
+use page_alloc::{BlockRange, Migratetype, Order, OwnerId, PageOwner, PageRef, config, stats};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 /// Page-alloc as it is: pages placed by migratetype ("Modified").
 pub struct Placement;
@@ -28,23 +29,56 @@ fn counters() -> OwnCounters {
     sum
 }
 
+/// A workload's owner as page-alloc's contract has it.
+struct Registered {
+    owner: &'static dyn Owner<PageRef>,
+    id: OnceLock<OwnerId>,
+}
+
+impl PageOwner for Registered {
+    fn shrink_block(&self, block: BlockRange) -> usize {
+        let Some(id) = self.id.get() else { return 0 };
+        let heads: Vec<PageRef> = block.pages_of(*id).collect();
+        self.owner.shrink_block(&heads)
+    }
+
+    fn shrink(&self, pages: usize) -> usize {
+        self.owner.shrink(pages)
+    }
+
+    fn relocate(&self, old: PageRef, new: PageRef) -> bool {
+        // SAFETY: page-alloc hands over a fresh chunk of the same order.
+        unsafe { self.owner.relocate(old, new) }
+    }
+}
+
+fn register(owner: &'static dyn Owner<PageRef>) -> Result<OwnerId, String> {
+    // Owners are registered for the life of the process.
+    let registered: &'static Registered = Box::leak(Box::new(Registered {
+        owner,
+        id: OnceLock::new(),
+    }));
+    let id = page_alloc::owner::register(registered).map_err(|e| e.to_string())?;
+    Ok(*registered.id.get_or_init(|| id))
+}
+
 /// Both backends are the same code: only the setting differs.
 macro_rules! page_alloc_backend {
     ($type:ident, $name:literal, $placement:literal) => {
         // SAFETY: page-alloc hands out each chunk once until it is freed.
         unsafe impl PageBackend for $type {
             const NAME: &'static str = $name;
-            const RECLAIMS: bool = false;
+            const RECLAIMS: bool = true;
             type Page = PageRef;
-            type Owner = ();
+            type Owner = OwnerId;
 
             fn create(bytes: usize) -> Result<Self, String> {
                 configure(bytes, $placement);
                 Ok(Self)
             }
 
-            fn register(&self, _: &'static dyn Owner<PageRef>) -> Result<(), String> {
-                Ok(())
+            fn register(&self, owner: &'static dyn Owner<PageRef>) -> Result<OwnerId, String> {
+                register(owner)
             }
 
             #[inline]
@@ -53,8 +87,13 @@ macro_rules! page_alloc_backend {
             }
 
             #[inline]
-            fn get_owned(&self, (): (), order: Order, migratetype: Migratetype) -> Option<PageRef> {
-                page_alloc::alloc_pages(order, migratetype)
+            fn get_owned(
+                &self,
+                owner: OwnerId,
+                order: Order,
+                migratetype: Migratetype,
+            ) -> Option<PageRef> {
+                owner.alloc_pages(order, migratetype)
             }
 
             #[inline]
