@@ -23,7 +23,7 @@ use crate::misuse::OnError;
 #[allow(unsafe_code)]
 mod process;
 
-pub use process::settings;
+pub use process::{readable, settings};
 
 /// The object allocator of the preload library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -253,6 +253,22 @@ impl<B: ObjectCache> Heap<B> {
         unsafe { self.free_sized_slow(p, size, align) };
     }
 
+    /// As [`Self::free`] for an object that can only be large, as are those of more than
+    /// [`MAX_OBJECT`] bytes: touches no slot. Anything else is reported as misuse.
+    ///
+    /// # Safety
+    /// As [`Self::free`].
+    #[cold]
+    pub unsafe fn free_large(&self, p: *mut u8) {
+        if p.is_null() {
+        } else if is_large(p) {
+            // SAFETY: the mark says that it is one; the rest is the caller's promise.
+            unsafe { large::free(p) }
+        } else {
+            misuse::report_free(p, B::BACKEND);
+        }
+    }
+
     #[cold]
     #[inline(never)]
     unsafe fn free_sized_slow(&self, p: *mut u8, size: usize, align: usize) {

@@ -15,6 +15,10 @@ use crate::misuse;
 
 /// From so many bytes on, moving page tables beats copying.
 const REMAP_FROM: usize = 256 << 10;
+/// From so many stale bytes on, pages are dropped rather than written with zeros: a program
+/// that asks for that much zeroed memory rarely touches all of it. (glibc maps blocks
+/// of this size afresh, with the same effect.)
+const DROP_FROM: usize = 32 << 20;
 
 static LIVE_BYTES: AtomicU64 = AtomicU64::new(0);
 static GROWN_IN_PLACE: AtomicU64 = AtomicU64::new(0);
@@ -48,15 +52,37 @@ pub fn alloc(bytes: usize, align: usize, zero: bool) -> *mut u8 {
     };
     let p = run.page.address();
     if zero && !run.zeroed {
+        let mut stretch = (0, 0);
         for (from, to) in stale_ranges(run.page) {
-            // SAFETY: the range lies in the run, which is ours.
-            unsafe { p.add(from).write_bytes(0, to - from) };
+            if from == stretch.1 {
+                stretch.1 = to;
+            } else {
+                // SAFETY: the stretch lies in the run, which is ours.
+                unsafe { clear(p, stretch) };
+                stretch = (from, to);
+            }
         }
+        // SAFETY: as above.
+        unsafe { clear(p, stretch) };
     }
     LIVE_BYTES.fetch_add((run_pages(run.page) << PAGE_SHIFT) as u64, Relaxed);
     // SAFETY: the run lies in an arena.
     unsafe { granule::cell_of_object(p) }.store(granule::LARGE, Relaxed);
     p
+}
+
+/// Makes the bytes from and to these distances from `p` read as zero.
+///
+/// # Safety
+/// The stretch must lie in a run of the caller's.
+unsafe fn clear(p: *mut u8, (from, to): (usize, usize)) {
+    let whole = (from | to) & (os::page_size() - 1) == 0;
+    // SAFETY: the caller's promise; a run is committed.
+    unsafe {
+        if to - from < DROP_FROM || !whole || !os::discard(p.add(from), to - from) {
+            p.add(from).write_bytes(0, to - from);
+        }
+    }
 }
 
 fn run_at(p: *const u8) -> Option<PageRef> {

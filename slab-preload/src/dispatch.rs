@@ -198,11 +198,16 @@ impl Live {
 /// The functions that are in the table until the first call.
 mod first {
     use super::{Table, c_int, c_void, install};
+    use crate::early;
 
     macro_rules! first {
         ($(fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?;)*) => {
             $(
                 unsafe extern "C" fn $name($($arg: $ty),*) $(-> $ret)? {
+                    if !early::ready() {
+                        // SAFETY: the arguments are the caller's.
+                        return unsafe { early::$name($($arg),*) };
+                    }
                     install();
                     // SAFETY: the arguments are the caller's; the table now holds the chosen
                     // backend's function, which has the same contract.

@@ -9,13 +9,14 @@
 //! * `dispatch` — the table of function pointers behind every hot symbol. Its first entries
 //!   choose a backend by `SLABMALLOC_CONF`, fill the table with that backend's functions and go on
 //!   there.
+//! * `early` — the same before the loader has set up thread-local storage.
 //! * `entry` — malloc, free and their kin, written once over a heap and monomorphised for each
 //!   backend: what C demands of sizes, alignments and errno.
 //! * `symbols`, `cxx` — the exported names, and nothing else is exported.
 //! * `start` — what happens before `main`, around `fork`, and at exit.
 //! * `report`, `out` — statistics as text, JSON and XML, written without allocating.
 //!
-//! Unsafe code is in `cxx`, `dispatch`, `entry`, `errno`, `out`, `start` and
+//! Unsafe code is in `cxx`, `dispatch`, `early`, `entry`, `errno`, `out`, `start` and
 //! `symbols`. Nothing here allocates, panics, or uses std's I/O: this *is* malloc.
 
 #![deny(unsafe_code)]
@@ -26,6 +27,7 @@ compile_error!("port the jumps in dispatch.rs (`export!`) and cxx.rs to this arc
 mod backend;
 mod cxx;
 mod dispatch;
+mod early;
 mod entry;
 mod errno;
 mod out;

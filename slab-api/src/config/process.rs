@@ -58,6 +58,18 @@ pub fn settings() -> &'static Settings<'static> {
     read()
 }
 
+/// Whether [`settings`] can be read by now: libc knows the environment. Until then it returns
+/// the defaults, and will return others later.
+pub fn readable() -> bool {
+    // SAFETY: reads a pointer that libc sets before any constructor of a library that
+    // depends on it runs.
+    STATE.load(Ordering::Acquire) == READ || unsafe { !environ.is_null() }
+}
+
+unsafe extern "C" {
+    static mut environ: *const *const c_char;
+}
+
 #[cold]
 fn read() -> &'static Settings<'static> {
     let me = tid();
@@ -103,9 +115,6 @@ fn read() -> &'static Settings<'static> {
 /// Copies the value of `SLABMALLOC_CONF`, as far as whole pairs fit; empty when there
 /// is none or it is not to be trusted. `None` before libc knows the environment.
 fn copy_environment(to: &'static mut [u8; TEXT]) -> Option<&'static [u8]> {
-    unsafe extern "C" {
-        static mut environ: *const *const c_char;
-    }
     const NAME: &[u8] = b"SLABMALLOC_CONF=";
     // SAFETY: getauxval has no preconditions. `environ` is null or a null-ended array
     // of strings; no other thread may change it while one reads it, which is libc's
