@@ -146,6 +146,13 @@ impl Arena {
         }
     }
 
+    /// The granule map of the page `index` and those after it.
+    #[inline]
+    pub(crate) fn granules(&self, index: usize) -> *mut u8 {
+        let map = self.map.load(Ordering::Relaxed).cast::<u8>();
+        map.wrapping_add(index << (PAGE_SHIFT - GRANULE_SHIFT))
+    }
+
     fn region_of(&self, index: usize) -> &Region {
         &self.regions[self.node_of(index)]
     }

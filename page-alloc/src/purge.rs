@@ -8,12 +8,17 @@
 //! up; smaller ones only on [`trim`].
 //!
 //! There is no thread behind it: slow paths call [`tick`]. For threads that take
-//! only fast paths, [`pending`] tells the backends to arm their slots.
+//! only fast paths, [`pending`] tells the backends to arm their slots; a program
+//! that has another way to call [`tick`] now and then does so while memory waits
+//! ([`set_watcher`]).
 //!
 //! A block that loses only a part of its pages is excluded from huge pages first,
 //! or khugepaged would fill it again; when all of it is free it is admitted again.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicPtr, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use crate::arena::{self, Frame};
 use crate::bits::Bits;
@@ -22,7 +27,9 @@ use crate::config;
 use crate::os;
 use crate::pcp;
 use crate::sync::{FutexLock, Lock};
-use crate::types::{PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE};
+use crate::types::{
+    GRANULE_SHIFT, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE,
+};
 use crate::zone::{self, Zone};
 
 /// Idle pages a zone may keep for ever.
@@ -30,6 +37,8 @@ const KEEP: usize = 128;
 /// The smallest order that the timer gives back.
 const TIMER_ORDER: u8 = 4;
 const BATCH: usize = 16;
+/// log2 of the granule map's bytes for a page.
+const MAP_SHIFT: usize = PAGE_SHIFT - GRANULE_SHIFT;
 
 /// When the next look is due, in milliseconds of the coarse clock; 0 = nothing to
 /// give back.
@@ -47,6 +56,31 @@ pub fn pending() -> bool {
     DEADLINE.load(Relaxed) != 0
 }
 
+/// The watcher, a `fn()`; null for none.
+static WATCHER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Names a function that is called, by any thread, whenever memory begins or ceases
+/// to wait ([`pending`]). It promises that [`tick`] is then called by threads that
+/// take only fast paths, whose slots are no longer armed. It may be called with a
+/// zone's lock held and must not allocate or wait.
+pub fn set_watcher(watcher: fn()) {
+    WATCHER.store(watcher as *mut (), Release);
+}
+
+/// Whether somebody else sees to it that fast threads call [`tick`].
+#[inline]
+pub fn watched() -> bool {
+    !WATCHER.load(Relaxed).is_null()
+}
+
+fn notify() {
+    let watcher = WATCHER.load(Acquire);
+    if !watcher.is_null() {
+        // SAFETY: only `set_watcher` stores here, and it stores `fn()`.
+        unsafe { core::mem::transmute::<*mut (), fn()>(watcher)() };
+    }
+}
+
 /// Notes that a zone has so many idle pages; starts the delay when that is
 /// worth a look.
 #[inline]
@@ -61,6 +95,7 @@ fn start(zone: &mut zone::ZoneInner) {
     zone.idle_low = zone.idle_pages();
     if let Some(ms) = config::purge_ms() {
         DEADLINE.store(os::now_ms() + ms.max(1), Relaxed);
+        notify();
     }
 }
 
@@ -110,6 +145,9 @@ fn look() {
         _ => 0,
     };
     DEADLINE.store(next, Relaxed);
+    if next == 0 {
+        notify();
+    }
 }
 
 /// Gives back all free pages at once, whatever the delay; those in threads' lists and
@@ -201,6 +239,13 @@ fn purge_whole(zone: &Zone, most: usize) -> Result<usize, Refused> {
         let given =
             unsafe { os::discard(first.arena.address(first.index), count * PAGEBLOCK_SIZE) };
         refused |= !given;
+        if given {
+            // No object starts in them, so their granules are zero already. A refusal
+            // costs memory only.
+            let granules = first.arena.granules(first.index);
+            // SAFETY: as above; whole blocks have whole kernel pages of the map.
+            let _ = unsafe { os::discard(granules, (count * PAGEBLOCK_PAGES) << MAP_SHIFT) };
+        }
         for frame in blocks[at..at + count].iter().flatten() {
             if given {
                 done += PAGEBLOCK_PAGES;

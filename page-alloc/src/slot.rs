@@ -118,7 +118,7 @@ impl SlotPtr {
             return;
         }
         *current = record;
-        if !purge::pending() {
+        if !purge::pending() || purge::watched() {
             return;
         }
         if arming.pause > 0 {

@@ -364,6 +364,13 @@ impl<B: ObjectCache> Heap<B> {
     /// Gives everything that is free back to the kernel at once. True when memory
     /// was given back.
     pub fn trim(&self) -> bool {
+        self.shrink_caches() + page_alloc::purge::trim() > 0
+    }
+
+    /// Gives the queues of the calling thread, those that threads share, and the empty slabs
+    /// of all classes back to the page allocator, which returns them to the kernel in its
+    /// own time. The number of pages.
+    pub fn shrink_caches(&self) -> usize {
         let mut pages = 0;
         for cell in &self.caches {
             if let id @ 1.. = cell.load(Relaxed)
@@ -372,8 +379,7 @@ impl<B: ObjectCache> Heap<B> {
                 pages += cache.shrink();
             }
         }
-        pages += page_alloc::purge::trim();
-        pages > 0
+        pages
     }
 
     /// A snapshot; exact when no other thread allocates.

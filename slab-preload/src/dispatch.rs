@@ -8,10 +8,11 @@
 //!   …         └────────────────────┘           └────────────────────┘
 //! ```
 //!
+//! While freed memory waits for its delay, `watch` puts entries that count calls in front.
+//!
 //! An exported symbol is one `jmp *TABLE.field(%rip)`: no test for initialisation, no second
-//! dispatch below it. The table lives in writable memory; every word of it is written once, to
-//! the same value by whichever thread comes first, so a reader sees either a first-call thunk
-//! (which is always correct, only slower) or the final function.
+//! dispatch below it. The table lives in writable memory; its words are written one by one, and
+//! whatever function a reader finds there is a correct one, if not always the fastest.
 
 #![allow(unsafe_code)]
 
@@ -19,12 +20,13 @@ use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
+use page_alloc::purge;
 use slab_classic::Classic;
 use slab_unified::Unified;
 use slub::Slub;
 
 use crate::backend::Installed;
-use crate::{entry, start};
+use crate::{entry, start, watch};
 
 /// One function pointer for each operation; all fields are pointers, in C order.
 #[repr(C)]
@@ -84,6 +86,10 @@ unsafe impl Sync for Live {}
 /// The table that the exported symbols jump through.
 pub static TABLE: Live = Live(UnsafeCell::new(first::TABLE));
 
+/// The chosen backend's functions, for the entries that count calls ([`crate::watch`]). Nobody
+/// comes here before it is filled.
+pub static BACKEND: Live = Live(UnsafeCell::new(first::TABLE));
+
 /// Which backend was chosen.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -122,22 +128,31 @@ pub fn install() -> Choice {
         Err(3) => Choice::Classic,
         Err(_) => Choice::Unified,
     };
-    let source: *const Table = match choice {
+    let own = match choice {
         Choice::Unified => &UNIFIED,
         Choice::Slub => &SLUB,
         Choice::Classic => &CLASSIC,
     };
-    let from: *const usize = source.cast();
-    let to: *mut usize = TABLE.0.get().cast();
-    for word in 0..WORDS {
-        // SAFETY: both tables are WORDS words long (asserted above); the destination is only
-        // accessed atomically, and the source is immutable.
-        unsafe {
-            AtomicUsize::from_ptr(to.add(word)).store(from.add(word).read(), Ordering::Release)
-        };
-    }
+    BACKEND.store(own);
+    TABLE.store(own);
+    purge::set_watcher(watch::follow);
+    watch::follow();
     start::once_installed();
     choice
+}
+
+/// Puts the counting entries into the table, or takes them out. Nothing happens until a backend is
+/// chosen.
+pub fn set_counting(on: bool) {
+    let own = match CHOSEN.load(Ordering::Acquire) {
+        1 => &UNIFIED,
+        2 => &SLUB,
+        3 => &CLASSIC,
+        _ => return,
+    };
+    // Whoever chose may not have come to filling it yet.
+    BACKEND.store(own);
+    TABLE.store(if on { &watch::COUNTING } else { own });
 }
 
 /// Runs `$body` with the type `$B` bound to the chosen backend: for everything that is not hot.
@@ -180,6 +195,19 @@ macro_rules! export {
 pub(crate) use export;
 
 impl Live {
+    /// Fills the table, word by word: readers see each function's old value or its new one.
+    fn store(&self, source: &'static Table) {
+        let from: *const usize = core::ptr::from_ref(source).cast();
+        let to: *mut usize = self.0.get().cast();
+        for word in 0..WORDS {
+            // SAFETY: both tables are WORDS words long (asserted above); the destination is only
+            // accessed atomically, and the source is immutable.
+            unsafe {
+                AtomicUsize::from_ptr(to.add(word)).store(from.add(word).read(), Ordering::Release)
+            };
+        }
+    }
+
     /// A copy of the table as it is now.
     pub fn load(&self) -> Table {
         let from: *mut usize = self.0.get().cast();

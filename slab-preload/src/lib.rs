@@ -14,10 +14,11 @@
 //!   backend: what C demands of sizes, alignments and errno.
 //! * `symbols`, `cxx` — the exported names, and nothing else is exported.
 //! * `start` — what happens before `main`, around `fork`, and at exit.
+//! * `watch` — entries that count calls, while freed memory waits for its delay.
 //! * `report`, `out` — statistics as text, JSON and XML, written without allocating.
 //!
-//! Unsafe code is in `cxx`, `dispatch`, `early`, `entry`, `errno`, `out`, `start` and
-//! `symbols`. Nothing here allocates, panics, or uses std's I/O: this *is* malloc.
+//! Unsafe code is in `cxx`, `dispatch`, `early`, `entry`, `errno`, `out`, `start`,
+//! `symbols` and `watch`. Nothing here allocates, panics, or uses std's I/O: this *is* malloc.
 
 #![deny(unsafe_code)]
 
@@ -34,3 +35,4 @@ mod out;
 mod report;
 mod start;
 mod symbols;
+mod watch;

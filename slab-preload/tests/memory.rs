@@ -1,0 +1,58 @@
+//! Memory that is given back, and memory that does not grow.
+//!
+//! `cargo test -p slab-preload --test memory -- --ignored` runs what takes a minute a piece.
+
+mod common;
+
+use common::{BACKENDS, Run, compile, in_parallel};
+
+/// Ways to use 300 MB and free them, as `given_back.c` has them.
+const WAYS: [&str; 5] = ["small", "mixed", "large", "thread", "handed"];
+
+fn given_back(when: &str, conf: &str) {
+    let program = compile("c/given_back.c", &[]);
+    let all: Vec<(&str, &str)> = BACKENDS
+        .iter()
+        .flat_map(|backend| WAYS.map(|way| (*backend, way)))
+        .collect();
+    in_parallel(&all, |(backend, way)| {
+        let what = format!("{backend}, {way}, {when}");
+        let outcome = Run::preloaded(&program, &format!("backend={backend},{conf}"))
+            .args([way, when])
+            .run()
+            .expect_success(&what);
+        print!("{what}: {}", outcome.stdout_text());
+    });
+}
+
+/// 1.5 s after, with 300 calls a second and all of them fast paths.
+#[test]
+fn given_back_under_light_activity() {
+    given_back("light", "");
+}
+
+/// At once after malloc_trim.
+#[test]
+fn given_back_by_trim() {
+    given_back("trim", "");
+}
+
+/// khugepaged fills partly purged huge pages again, after half a minute or so.
+#[test]
+#[ignore = "a minute a piece: cargo test -p slab-preload --test memory -- --ignored"]
+fn still_given_back_after_a_minute_of_huge_pages() {
+    given_back("60", "hugepage=on");
+}
+
+/// Threads come and go and leave blocks to one another.
+#[test]
+fn abandoned_blocks() {
+    let program = compile("c/abandoned.c", &[]);
+    for backend in BACKENDS {
+        // Without huge pages, of which each that is touched counts as a whole.
+        let outcome = Run::preloaded(&program, &format!("backend={backend},hugepage=off"))
+            .run()
+            .expect_success(backend);
+        print!("{backend}: {}", outcome.stdout_text());
+    }
+}
