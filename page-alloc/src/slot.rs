@@ -30,6 +30,7 @@ use crate::meta;
 use crate::os;
 use crate::purge;
 use crate::sync::{Links, TaggedStack};
+use crate::types::PAGE_SIZE;
 
 /// A backend's thread-local pair.
 #[derive(Debug)]
@@ -421,7 +422,12 @@ impl Registry {
         // Room for its entry first: a record is never given back.
         let mut index = self.count.load(Ordering::Acquire);
         self.make_room(index)?;
-        let record = meta::alloc_slot(self.bytes)?;
+        // Small ones would each have a page to themselves between large ones.
+        let record = if self.bytes * 2 <= PAGE_SIZE {
+            meta::alloc(self.bytes)?
+        } else {
+            meta::alloc_slot(self.bytes)?
+        };
         while let Err(now) =
             self.count
                 .compare_exchange_weak(index, index + 1, Ordering::AcqRel, Ordering::Acquire)

@@ -22,6 +22,8 @@ const FIRST_LIMIT: usize = 15;
 const GROW_AFTER: u8 = 4;
 /// What an array that was not used lately is refilled by, at most.
 const COLD_BATCH: usize = 16;
+/// Objects of this many bytes are too large to be queued on suspicion.
+const LARGE_STRIDE: u32 = 128;
 
 impl Classic {
     /// Makes a slab that is on no list.
@@ -128,6 +130,11 @@ impl Classic {
         let mut batch = self.batch(slot);
         if !slot.touch(id) {
             batch = batch.min(COLD_BATCH);
+        }
+        // A slot's first large objects come one by one: each that is queued keeps memory that
+        // nobody else can use while the thread is idle.
+        if self.0.head.stride >= LARGE_STRIDE && slot.limit(id) <= FIRST_LIMIT {
+            batch = batch.min(usize::from(slot.cold(id).misses.load(Relaxed)) + 1);
         }
         let fill = |level: &mut NodeLevel<'_>| {
             slot.with_array(id, |view| array::refill(level, view, batch))

@@ -1,8 +1,8 @@
 //! The thread's slot: where the fast path works.
 //!
 //! ```text
-//!   record: [ registry | node | reap ... ] base: [ hot[0] | hot[1] | ... ] [ cold[0] ... ]
-//!                                                 null      {top, end}      array, limit
+//!   record: [ registry | reap ... | cold[0..128] ] base: [ hot[0] | hot[1] | ... ] [ cold[128..] ]
+//!                                   array, limit          null      {top, end}
 //!   array:  [ null | oldest | ... | newest | room ]        64 B, 128 B ... of the pool
 //!             ^ top of an empty array         ^ end: the last place
 //! ```
@@ -45,16 +45,12 @@ pub(crate) struct Cold {
     _pad: [u8; 2],
 }
 
-// A thread that uses few caches touches one page of each of the two arrays.
-const _: () = assert!(size_of::<Cold>() == 16 && size_of::<Hot>() == 8);
+/// Caches whose cold entries lie beside their hot ones, before the base: an idle thread
+/// that uses no others has one page of its record in memory.
+const NEAR: usize = 128;
+const _: () = assert!(BASE + NEAR * size_of::<Hot>() <= page_alloc::PAGE_SIZE);
 
-/// A slot's record, `base` onwards.
-#[repr(C)]
-struct Slot {
-    hot: [Hot; MAX_CACHES],
-    cold: [Cold; MAX_CACHES],
-}
-
+/// A slot's record; the base is `hot`.
 #[repr(C, align(64))]
 struct Record {
     registry: usize,
@@ -66,10 +62,12 @@ struct Record {
     /// The node whose alien array the next reap looks at.
     reap_node: AtomicU32,
     _pad: [u64; 4],
-    slot: Slot,
+    near: [Cold; NEAR],
+    hot: [Hot; MAX_CACHES],
+    far: [Cold; MAX_CACHES - NEAR],
 }
 
-const BASE: usize = core::mem::offset_of!(Record, slot);
+const BASE: usize = core::mem::offset_of!(Record, hot);
 
 /// The image on which every fast path misses.
 #[repr(C, align(64))]
@@ -197,11 +195,15 @@ impl SlotRef {
     }
 
     fn hot(&self, id: u32) -> &Hot {
-        &self.record().slot.hot[id as usize % MAX_CACHES]
+        &self.record().hot[id as usize % MAX_CACHES]
     }
 
     pub(crate) fn cold(&self, id: u32) -> &Cold {
-        &self.record().slot.cold[id as usize % MAX_CACHES]
+        let (record, id) = (self.record(), id as usize % MAX_CACHES);
+        match record.near.get(id) {
+            Some(near) => near,
+            None => &record.far[id - NEAR],
+        }
     }
 
     /// The node that the slot allocates from.

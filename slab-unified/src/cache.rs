@@ -26,6 +26,8 @@ use crate::slot::{self as slots, SlotRef};
 const MAGAZINE_BYTES: usize = 16 << 10;
 /// Bytes of objects that a depot may hold in full magazines.
 const DEPOT_BYTES: usize = 128 << 10;
+/// Objects of this many bytes are too large to be queued on suspicion.
+const LARGE_STRIDE: u32 = 128;
 /// Misses at one level before the next magazines are larger.
 const GROW_AFTER: u32 = 8;
 
@@ -340,13 +342,27 @@ impl Unified {
             return self.take_one(slot.node());
         };
         bump(&self.0.counters.refill);
+        let most = self.first_refills(slot);
         let entries = main.entries();
-        let got = self.take_objects(slot.node(), entries);
+        let most = most.min(entries.len());
+        let got = self.take_objects(slot.node(), &mut entries[..most]);
         // Taken from the top: the lowest address comes first.
         entries[..got].reverse();
         main.set_count(got);
         slot.set_main(id, main);
         slot.pop(id)
+    }
+
+    /// How many objects a refill takes at most: a slot's first ones of a cache take no more
+    /// large objects than it has proved to need, as each keeps memory that nobody else
+    /// can use while the thread is idle.
+    fn first_refills(self, slot: SlotRef) -> usize {
+        let cold = slot.cold(self.id());
+        if self.0.head.stride < LARGE_STRIDE || cold.level.load(Relaxed) > 0 {
+            usize::MAX
+        } else {
+            cold.misses.load(Relaxed).max(1) as usize
+        }
     }
 
     /// One object from the slabs, without a slot.

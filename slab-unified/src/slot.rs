@@ -1,8 +1,8 @@
 //! The thread's slot: where the fast path works.
 //!
 //! ```text
-//!   record: [ registry | node ... ] base: [ hot[0] | hot[1] | ... ] [ cold[1] ... ]
-//!                                          null      {top, end}      spare, level
+//!   record: [ registry | node ... | cold[0..128] ] base: [ hot[0] | hot[1] | ... ] [ cold[128..] ]
+//!                                   spare, level           null      {top, end}
 //!   top, end: byte distances from `base` to a magazine's last object and last place
 //! ```
 //! `hot[0]` is all zero, in every record and in `EMPTY`: an entry {0, 0} therefore
@@ -38,22 +38,23 @@ pub(crate) struct Cold {
     pub(crate) level: AtomicU8,
 }
 
-/// A slot's record, `base` onwards.
-#[repr(C)]
-pub(crate) struct Slot {
-    hot: [Hot; MAX_CACHES],
-    cold: [Cold; MAX_CACHES],
-}
+/// Caches whose cold entries lie beside their hot ones, before the base: an idle thread
+/// that uses no others has one page of its record in memory.
+const NEAR: usize = 128;
 
+/// A slot's record; the base is `hot`.
 #[repr(C, align(64))]
 struct Record {
     registry: usize,
     node: usize,
     _pad: [u64; 6],
-    slot: Slot,
+    near: [Cold; NEAR],
+    hot: [Hot; MAX_CACHES],
+    far: [Cold; MAX_CACHES - NEAR],
 }
 
-const BASE: usize = core::mem::offset_of!(Record, slot);
+const BASE: usize = core::mem::offset_of!(Record, hot);
+const _: () = assert!(BASE + NEAR * size_of::<Hot>() <= page_alloc::PAGE_SIZE);
 
 /// The image on which every fast path misses.
 #[repr(C, align(64))]
@@ -151,15 +152,15 @@ impl SlotRef {
         Some(Self(base))
     }
 
-    fn slot(&self) -> &Slot {
-        // SAFETY: the base of a record that stays mapped; all fields are atomics.
-        unsafe { self.0.cast::<Slot>().as_ref() }
+    fn record(&self) -> &Record {
+        // SAFETY: the record begins BASE bytes before its base and stays mapped; what
+        // changes after `make` is atomic.
+        unsafe { self.0.sub(BASE).cast::<Record>().as_ref() }
     }
 
     /// The node that the slot allocates from.
     pub(crate) fn node(&self) -> usize {
-        // SAFETY: the record begins BASE bytes before its base.
-        unsafe { (*self.0.sub(BASE).cast::<Record>().as_ptr()).node }
+        self.record().node
     }
 
     pub(crate) fn pop(&self, id: u32) -> *mut u8 {
@@ -173,11 +174,15 @@ impl SlotRef {
     }
 
     pub(crate) fn cold(&self, id: u32) -> &Cold {
-        &self.slot().cold[id as usize]
+        let (record, id) = (self.record(), id as usize);
+        match record.near.get(id) {
+            Some(near) => near,
+            None => &record.far[id - NEAR],
+        }
     }
 
     fn hot(&self, id: u32) -> &Hot {
-        &self.slot().hot[id as usize]
+        &self.record().hot[id as usize]
     }
 
     /// Takes the main magazine out of the slot, with its count written.
