@@ -10,7 +10,7 @@
 
 use crate::compare::{self, Compare};
 use crate::pagemap::{self, PageMap};
-use crate::{fastpath, worker, workloads};
+use crate::{fastpath, footprint, worker, workloads};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
@@ -40,6 +40,12 @@ enum Command {
     },
     /// Draw the arena's pageblocks by type and fill, as text and SVG.
     Pagemap(Box<PageMap>),
+    /// Measure what an idle thread and a small program keep in memory, for every allocator here.
+    #[command(disable_help_flag = true)]
+    Footprint {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     #[command(hide = true)]
     Worker { order: String },
 }
@@ -68,6 +74,7 @@ pub fn main() -> ExitCode {
         }
         Some(Command::Fastpath { args }) => fastpath::run(&args),
         Some(Command::Pagemap(options)) => pagemap::main(&options),
+        Some(Command::Footprint { args }) => footprint::run(&args),
         Some(Command::Worker { order }) => match worker::main(&order) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => workloads::die(&error),
@@ -113,7 +120,15 @@ fn one_line(error: &clap::Error) -> String {
         ErrorKind::UnknownArgument => {
             text.push_str(&format!("; valid: {}", valid_options(&rendered).join(", ")))
         }
-        ErrorKind::InvalidSubcommand => text.push_str("; valid: list, compare, fastpath, pagemap"),
+        ErrorKind::InvalidSubcommand => {
+            let command = Cli::command();
+            let names: Vec<&str> = command
+                .get_subcommands()
+                .filter(|c| !c.is_hide_set())
+                .map(clap::Command::get_name)
+                .collect();
+            text.push_str(&format!("; valid: {}", names.join(", ")));
+        }
         _ => {}
     }
     text

@@ -116,12 +116,12 @@ void *realloc(void *p, size_t size) { void *q = malloc(size); return p ? memcpy(
 "#;
 
 /// An allocator to count.
-struct Subject {
-    name: String,
+pub(crate) struct Subject {
+    pub(crate) name: String,
     /// The library to preload; none for the system's malloc.
-    library: Option<PathBuf>,
+    pub(crate) library: Option<PathBuf>,
     /// The value of `backend=`, for ours.
-    backend: Option<&'static str>,
+    pub(crate) backend: Option<&'static str>,
 }
 
 #[derive(Default)]
@@ -226,7 +226,7 @@ fn measure_all(options: &Options) -> Result<bool, String> {
     println!();
     let mut rows = Vec::new();
     let mut good = true;
-    for subject in subjects(options, &ours) {
+    for subject in subjects(options.ours_only, &ours) {
         print!("{:<12}", subject.name);
         let conf = subject
             .backend
@@ -265,7 +265,8 @@ fn measure_all(options: &Options) -> Result<bool, String> {
     Ok(good)
 }
 
-fn subjects(options: &Options, ours: &Path) -> Vec<Subject> {
+/// Our three backends, and the other allocators unless only ours are wanted.
+pub(crate) fn subjects(ours_only: bool, ours: &Path) -> Vec<Subject> {
     let mut all = Vec::new();
     for backend in BACKENDS {
         all.push(Subject {
@@ -274,7 +275,7 @@ fn subjects(options: &Options, ours: &Path) -> Vec<Subject> {
             backend: Some(backend),
         });
     }
-    if !options.ours_only {
+    if !ours_only {
         all.push(Subject {
             name: "glibc".to_owned(),
             library: None,
@@ -418,7 +419,12 @@ fn with_value(key: &str, value: &OsStr) -> std::ffi::OsString {
     text
 }
 
-fn compile(source: &Path, text: &str, target: &Path, flags: &[&str]) -> Result<(), String> {
+pub(crate) fn compile(
+    source: &Path,
+    text: &str,
+    target: &Path,
+    flags: &[&str],
+) -> Result<(), String> {
     fs::write(source, text).map_err(|error| format!("{}: {error}", source.display()))?;
     let output = Command::new("gcc")
         .args(flags)
@@ -435,7 +441,7 @@ fn compile(source: &Path, text: &str, target: &Path, flags: &[&str]) -> Result<(
 }
 
 /// The preload library, built by cargo into a target directory of its own.
-fn build_library() -> Result<PathBuf, String> {
+pub(crate) fn build_library() -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .ok_or("the workspace is not where it was built")?;
@@ -463,10 +469,10 @@ fn build_library() -> Result<PathBuf, String> {
 }
 
 /// A directory for the driver and callgrind's file, removed at the end.
-struct Scratch(PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Scratch, String> {
+    pub(crate) fn new() -> Result<Scratch, String> {
         let path =
             std::env::temp_dir().join(format!("bench-suite-fastpath-{}", std::process::id()));
         fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;

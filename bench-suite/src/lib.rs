@@ -7,8 +7,8 @@
 //! - [`workloads`]: what is measured; [`worker`]: the process that measures once.
 //! - [`environment`], [`report`]: what is kept of a run.
 //! - [`runner`], [`progress`]: the rounds. [`compare_from`]: two finished runs against each other.
-//! - [`table`], [`export`]: how it is shown. [`cli`], [`compare`]: the command line. [`fastpath`]: instruction counts.
-//!   [`pagemap`]: the arena, drawn.
+//! - [`table`], [`export`]: how it is shown. [`cli`], [`compare`]: the command line. [`fastpath`]: instruction counts;
+//!   [`footprint`]: memory of idle threads and small programs; [`pagemap`]: the arena, drawn.
 
 pub mod backend;
 pub mod cli;
@@ -17,6 +17,7 @@ pub mod compare_from;
 pub mod environment;
 pub mod export;
 pub mod fastpath;
+pub mod footprint;
 pub mod objects;
 pub mod pagemap;
 pub mod progress;
