@@ -56,3 +56,23 @@ fn abandoned_blocks() {
         print!("{backend}: {}", outcome.stdout_text());
     }
 }
+
+/// What an idle thread keeps, its stack included; and a small program. A slab of slub belongs to one
+/// thread alone, of which it needs at least one of each size: hence its larger figure.
+#[test]
+fn idle_threads_and_small_programs() {
+    let program = compile("c/idle.c", &[]);
+    for (backend, conf, most) in [
+        ("unified", "hugepage=auto", "24"),
+        ("slab", "hugepage=auto", "24"),
+        ("slub", "hugepage=off", "40"),
+    ] {
+        for args in [&[most][..], &["small", "3400"]] {
+            let outcome = Run::preloaded(&program, &format!("backend={backend},{conf}"))
+                .args(args)
+                .run()
+                .expect_success(&format!("{backend} {args:?}"));
+            print!("{backend} {args:?}: {}", outcome.stdout_text());
+        }
+    }
+}

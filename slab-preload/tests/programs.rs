@@ -9,34 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{BACKENDS, Outcome, Run, find_program, fresh_dir, kill_group, library, need};
-
-/// Runs the program without the library and under each backend and compares. `workers` are the
-/// processes (by name) that must have been seen with the library mapped.
-fn same_output(workers: &[&str], run: impl Fn(Option<&str>) -> Outcome) {
-    let plain = run(None).expect_success("without a preload");
-    assert!(
-        !plain.stdout.is_empty(),
-        "the program prints something to compare"
-    );
-    for backend in BACKENDS {
-        let outcome = run(Some(backend)).expect_success(backend);
-        assert!(
-            outcome.stdout == plain.stdout,
-            "{backend}: the output differs:\n{}\nwithout a preload:\n{}",
-            outcome.stdout_text(),
-            plain.stdout_text()
-        );
-        assert_eq!(outcome.stderr, plain.stderr, "{backend}: standard error");
-        for worker in workers {
-            assert!(
-                outcome.mapped.iter().any(|name| name.starts_with(worker)),
-                "{backend}: {worker} was not seen with the library mapped, only {:?}",
-                outcome.mapped
-            );
-        }
-    }
-}
+use common::{BACKENDS, Run, find_program, fresh_dir, kill_group, library, need, same_output};
 
 const PYTHON_THREADS: &str = r#"
 import threading, hashlib, json, re

@@ -368,6 +368,33 @@ impl Outcome {
     }
 }
 
+/// Runs the program without the library and under each backend and compares. `workers` are the
+/// processes (by name) that must have been seen with the library mapped.
+pub fn same_output(workers: &[&str], run: impl Fn(Option<&str>) -> Outcome) {
+    let plain = run(None).expect_success("without a preload");
+    assert!(
+        !plain.stdout.is_empty(),
+        "the program prints something to compare"
+    );
+    for backend in BACKENDS {
+        let outcome = run(Some(backend)).expect_success(backend);
+        assert!(
+            outcome.stdout == plain.stdout,
+            "{backend}: the output differs:\n{}\nwithout a preload:\n{}",
+            outcome.stdout_text(),
+            plain.stdout_text()
+        );
+        assert_eq!(outcome.stderr, plain.stderr, "{backend}: standard error");
+        for worker in workers {
+            assert!(
+                outcome.mapped.iter().any(|name| name.starts_with(worker)),
+                "{backend}: {worker} was not seen with the library mapped, only {:?}",
+                outcome.mapped
+            );
+        }
+    }
+}
+
 /// Is `library` mapped in the process?
 pub fn is_mapped(library: &Path, pid: u32) -> bool {
     let library: OsString = library.file_name().expect("a file name").to_owned();
