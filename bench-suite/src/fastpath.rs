@@ -130,13 +130,15 @@ struct Options {
     json: Option<PathBuf>,
     check: Option<PathBuf>,
     ours_only: bool,
+    unchecked: bool,
 }
 
-const USAGE: &str = "usage: bench-suite fastpath [--lib LIBSLAB_PRELOAD.SO] [--ours] [--json FILE] [--check FILE]\n\
+const USAGE: &str = "usage: bench-suite fastpath [--lib LIBSLAB_PRELOAD.SO] [--ours] [--unchecked] [--json FILE] [--check FILE]\n\
     \n\
     Instructions of a malloc + free pair of 64 bytes, counted by callgrind, the driver's own subtracted.\n\
     --lib FILE    the library to count (default: built by cargo)\n\
     --ours        our three backends only, no other allocators\n\
+    --unchecked   our three once more, built without the detection of misuse: what it costs\n\
     --json FILE   writes the figures ('-': to standard output)\n\
     --check FILE  exit status 3 if one of ours exceeds the figure recorded in FILE by more than 3 (or 5 %)";
 
@@ -178,6 +180,7 @@ fn parse(args: &[String]) -> Result<Option<Options>, String> {
             "--json" => options.json = Some(file()?),
             "--check" => options.check = Some(file()?),
             "--ours" => options.ours_only = true,
+            "--unchecked" => options.unchecked = true,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument {other}; --help lists them")),
         }
@@ -226,7 +229,24 @@ fn measure_all(options: &Options) -> Result<bool, String> {
     println!();
     let mut rows = Vec::new();
     let mut good = true;
-    for subject in subjects(options.ours_only, &ours) {
+    let mut all = subjects(options.ours_only, &ours);
+    if options.unchecked {
+        let library = build_with(
+            &["--features", "slab-preload/unchecked"],
+            "target/preload-lib-unchecked",
+        )?;
+        for (at, backend) in BACKENDS.into_iter().enumerate() {
+            all.insert(
+                2 * at + 1,
+                Subject {
+                    name: "  unchecked".to_owned(),
+                    library: Some(library.clone()),
+                    backend: Some(backend),
+                },
+            );
+        }
+    }
+    for subject in all {
         print!("{:<12}", subject.name);
         let conf = subject
             .backend
@@ -243,7 +263,7 @@ fn measure_all(options: &Options) -> Result<bool, String> {
                 &directory.0,
             )? - own[name];
             print!("{net:>16.1}");
-            rows.push(json!({"allocator": subject.name, "loop": name, "net_ir": (net * 10.0).round() / 10.0, "ours": subject.backend.is_some()}));
+            rows.push(json!({"allocator": subject.name, "loop": name, "net_ir": (net * 10.0).round() / 10.0, "backend": subject.backend, "ours": subject.backend == Some(subject.name.as_str())}));
         }
         println!();
     }
@@ -442,10 +462,15 @@ pub(crate) fn compile(
 
 /// The preload library, built by cargo into a target directory of its own.
 pub(crate) fn build_library() -> Result<PathBuf, String> {
+    build_with(&[], "target/preload-lib")
+}
+
+/// As [`build_library`], with features and a target directory of their own.
+fn build_with(features: &[&str], target: &str) -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .ok_or("the workspace is not where it was built")?;
-    let target = root.join("target/preload-lib");
+    let target = root.join(target);
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args([
             "build",
@@ -457,6 +482,7 @@ pub(crate) fn build_library() -> Result<PathBuf, String> {
         .arg(root.join("Cargo.toml"))
         .arg("--target-dir")
         .arg(&target)
+        .args(features)
         .output()
         .map_err(|error| format!("cargo: {error}"))?;
     if !output.status.success() {

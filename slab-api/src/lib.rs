@@ -10,11 +10,13 @@
 //! - [`typed`]: caches of Rust types; `allocator`: collections on a heap (feature
 //!   `allocator-api2`); `conformance`: the suite every backend runs (feature).
 //!
-//! Unsafe code is in typed, allocator, config, cache, registry, fork, large, heap and misuse.
+//! Unsafe code is in typed, allocator, config, cache, registry, fork, large, heap, checks and
+//! misuse.
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
 pub mod cache;
+pub mod checks;
 pub mod class;
 pub mod config;
 #[cfg(all(feature = "conformance", not(loom)))]

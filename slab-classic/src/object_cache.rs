@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{granule, meta, purge, topology};
+use slab_api::checks;
 use slab_api::registry;
 use slab_api::{CacheDesc, CacheError, CacheInfo, Corruption, DestroyError, ObjectCache};
 
@@ -35,7 +36,7 @@ impl ObjectCache for Classic {
         let p = slots::pop(id);
         if !p.is_null() {
             // SAFETY: an object of a slab, in an arena, that is now ours.
-            return unsafe { granule::mark(p, granule::byte_of(id)) };
+            return unsafe { checks::taken(p, id) };
         }
         p
     }
@@ -66,7 +67,7 @@ impl ObjectCache for Classic {
         if !slots::push(id, p) {
             return false;
         }
-        mark.store(0, Relaxed);
+        checks::freed(mark);
         true
     }
 
@@ -74,7 +75,7 @@ impl ObjectCache for Classic {
     #[inline(never)]
     unsafe fn free_slow(self, p: *mut u8) {
         // SAFETY: an object in use, by the caller's promise.
-        unsafe { granule::cell_of_object(p) }.store(0, Relaxed);
+        checks::freed(unsafe { granule::cell_of_object(p) });
         match SlotRef::get() {
             Some(slot) => {
                 let natural = !slot.push(self.id(), p);
@@ -142,7 +143,7 @@ impl ObjectCache for Classic {
                 let valid = |p: &&*mut u8| match granule::primary_cell(**p) {
                     Some(mark) if mark.load(Relaxed) == byte => {
                         // Twice in one call is caught too.
-                        mark.store(0, Relaxed);
+                        checks::freed(mark);
                         true
                     }
                     _ => false,

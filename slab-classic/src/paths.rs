@@ -8,7 +8,8 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use page_alloc::topology::MAX_NODES;
-use page_alloc::{PageRef, alloc_pages, granule, page_of, topology};
+use page_alloc::{PageRef, alloc_pages, page_of, topology};
+use slab_api::checks;
 
 use crate::array::{self, Source, View};
 use crate::cache::{Classic, bump};
@@ -40,6 +41,12 @@ impl Classic {
             for index in 0..geometry.objects {
                 // SAFETY: an object of the fresh slab, which nobody else has.
                 unsafe { constructor(slab::object(geometry, head, index)) };
+            }
+        }
+        if !checks::ON {
+            for index in 0..geometry.objects {
+                // SAFETY: an object of the fresh slab, which nobody else has.
+                unsafe { checks::made(slab::object(geometry, head, index), self.id_of()) };
             }
         }
         bump(&self.0.counters.grow);
@@ -268,7 +275,7 @@ impl Classic {
     #[inline(always)]
     pub(crate) fn mark(self, p: *mut u8) -> *mut u8 {
         // SAFETY: an object of a slab, in an arena, that is now ours.
-        unsafe { granule::mark(p, granule::byte_of(self.id_of())) }
+        unsafe { checks::taken(p, self.id_of()) }
     }
 }
 

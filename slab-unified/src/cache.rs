@@ -14,7 +14,7 @@ use page_alloc::{
 };
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
-    CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, ObjectCache,
+    CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, ObjectCache, checks,
 };
 
 use crate::depot::Depot;
@@ -131,6 +131,10 @@ impl Unified {
         if let Some(constructor) = self.0.constructor {
             // SAFETY: each is an object of the fresh slab, which nobody else has.
             slab::for_each_free(head, |p| unsafe { constructor(p) });
+        }
+        if !checks::ON {
+            // SAFETY: each is an object of the fresh slab, which nobody else has.
+            slab::for_each_free(head, |p| unsafe { checks::made(p, self.id()) });
         }
         bump(&self.0.counters.new_slab);
         Some(head)

@@ -13,6 +13,7 @@ use page_alloc::{
     GRANULE_SHIFT, Migratetype, PageList, PageRef, alloc_pages, chunk_of, free_pages, granule,
     meta, purge, slot, topology,
 };
+use slab_api::checks;
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
     CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, MAX_OBJECT,
@@ -130,6 +131,12 @@ impl Slub {
             }
         }
         self.shape().init(head, self.id());
+        if !checks::ON {
+            for i in 0..usize::from(inuse) {
+                // SAFETY: as above.
+                unsafe { checks::made(head.address().add(i * self.shape().stride), self.id()) };
+            }
+        }
         // SAFETY: the slab is ours.
         let list = unsafe { self.shape().link_page(head) };
         self.0.slabs.fetch_add(1, Relaxed);

@@ -60,7 +60,7 @@ impl ObjectCache for Unified {
         let p = slots::pop(id);
         if !p.is_null() {
             // SAFETY: an object of a slab, in an arena, that is now ours.
-            return unsafe { granule::mark(p, granule::byte_of(id)) };
+            return unsafe { checks::taken(p, id) };
         }
         p
     }
@@ -84,7 +84,7 @@ impl ObjectCache for Unified {
         };
         if !p.is_null() {
             // SAFETY: an object of a slab, in an arena, that is now ours.
-            return unsafe { granule::mark(p, granule::byte_of(id)) };
+            return unsafe { checks::taken(p, id) };
         }
         p
     }
@@ -94,7 +94,7 @@ impl ObjectCache for Unified {
         if !slots::push(id, p) {
             return false;
         }
-        mark.store(0, Relaxed);
+        checks::freed(mark);
         true
     }
 
@@ -102,7 +102,7 @@ impl ObjectCache for Unified {
     #[inline(never)]
     unsafe fn free_slow(self, p: *mut u8) {
         // SAFETY: an object in use, by the caller's promise.
-        unsafe { granule::cell_of_object(p) }.store(0, Relaxed);
+        checks::freed(unsafe { granule::cell_of_object(p) });
         // A thread on its way out gets no new slot for a late free.
         let slot = if slot::has_exited() {
             None

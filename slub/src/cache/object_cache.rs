@@ -73,7 +73,7 @@ impl ObjectCache for Slub {
         let p = slots::pop(id);
         if !p.is_null() {
             // SAFETY: an object of a slab, in an arena, that is now ours.
-            return unsafe { granule::mark(p, granule::byte_of(id)) };
+            return unsafe { checks::taken(p, id) };
         }
         p
     }
@@ -95,7 +95,7 @@ impl ObjectCache for Slub {
         };
         if !p.is_null() {
             // SAFETY: an object of a slab, in an arena, that is now ours.
-            return unsafe { granule::mark(p, granule::byte_of(id)) };
+            return unsafe { checks::taken(p, id) };
         }
         p
     }
@@ -104,7 +104,7 @@ impl ObjectCache for Slub {
     unsafe fn try_free(id: u32, p: *mut u8, mark: &AtomicU8) -> bool {
         // SAFETY: promised by the caller.
         if unsafe { slots::push(id, p) } {
-            mark.store(0, Relaxed);
+            checks::freed(mark);
             return true;
         }
         false
@@ -114,7 +114,7 @@ impl ObjectCache for Slub {
     #[inline(never)]
     unsafe fn free_slow(self, p: *mut u8) {
         // SAFETY: an object in use, by the caller's promise.
-        unsafe { granule::cell_of_object(p) }.store(0, Relaxed);
+        checks::freed(unsafe { granule::cell_of_object(p) });
         let slot = if slot::has_exited() {
             None
         } else {
