@@ -55,7 +55,24 @@ pub fn inject(call: Call, on: bool) {
     }
 }
 
+/// Makes the `nth` request of this kind from now on fail, once; 0 takes the order
+/// back. For tests, as [`inject`].
+pub fn inject_nth(call: Call, nth: u32) {
+    COUNTDOWN[call as usize].store(nth, Ordering::Relaxed);
+}
+
+static COUNTDOWN: [AtomicU32; CALLS] = [const { AtomicU32::new(0) }; CALLS];
+
 fn planted(call: Call) -> bool {
+    let countdown = &COUNTDOWN[call as usize];
+    let nth = countdown.load(Ordering::Relaxed);
+    if nth != 0 {
+        // A lost race postpones the fault by a call.
+        let left = countdown.compare_exchange(nth, nth - 1, Ordering::Relaxed, Ordering::Relaxed);
+        if left == Ok(1) {
+            return true;
+        }
+    }
     INJECT.load(Ordering::Relaxed) & (1 << call as u32) != 0
 }
 
