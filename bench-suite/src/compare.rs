@@ -5,6 +5,7 @@ use crate::cli::{bad_arguments, print};
 use crate::compare_from;
 use crate::environment::Environment;
 use crate::export::{self, csv, html, json, markdown};
+use crate::preload;
 use crate::report::{Config, Report};
 use crate::runner::{self, INTERRUPTED, Task};
 use crate::stats::Delta;
@@ -169,6 +170,13 @@ fn prepare(options: &Compare) -> Result<Prepared, String> {
                 workload: name.clone(),
                 job,
             });
+        }
+    }
+    for name in &config.workloads {
+        let route = workloads::find(name)?.route();
+        for backend in &backends {
+            // Before the first sample: what cannot be had should not cost minutes.
+            preload::setting(backend, route)?;
         }
     }
     let threads = tasks.iter().map(|task| task.job.threads).max().unwrap_or(1);

@@ -208,7 +208,7 @@ fn measure_all(options: &Options) -> Result<bool, String> {
         Some(path) => path
             .canonicalize()
             .map_err(|error| format!("{}: {error}", path.display()))?,
-        None => build_library()?,
+        None => crate::preload::library()?.to_owned(),
     };
 
     let mut own = BTreeMap::new();
@@ -432,34 +432,6 @@ fn compile(source: &Path, text: &str, target: &Path, flags: &[&str]) -> Result<(
     } else {
         Err(format!("gcc: {}", String::from_utf8_lossy(&output.stderr)))
     }
-}
-
-/// The preload library, built by cargo into a target directory of its own.
-fn build_library() -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .ok_or("the workspace is not where it was built")?;
-    let target = root.join("target/preload-lib");
-    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "slab-preload",
-            "--manifest-path",
-        ])
-        .arg(root.join("Cargo.toml"))
-        .arg("--target-dir")
-        .arg(&target)
-        .output()
-        .map_err(|error| format!("cargo: {error}"))?;
-    if !output.status.success() {
-        return Err(format!(
-            "cargo build: {}",
-            String::from_utf8_lossy(&output.stderr)
-        ));
-    }
-    Ok(target.join("release/libslab_preload.so"))
 }
 
 /// A directory for the driver and callgrind's file, removed at the end.

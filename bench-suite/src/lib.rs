@@ -3,7 +3,7 @@
 //! Everything runs in one interleaved run, so that the columns of a table can be compared. From the bottom up:
 //!
 //! - [`rng`], [`stats`]: seeded randomness, means, deltas, the exact Mann–Whitney test, bootstrap intervals.
-//! - [`backend`], [`objects`]: the allocators that take part, by name and as types.
+//! - [`backend`], [`objects`], [`preload`]: the allocators that take part, by name, as types, and as mallocs.
 //! - [`workloads`]: what is measured; [`worker`]: the process that measures once.
 //! - [`environment`], [`report`]: what is kept of a run.
 //! - [`runner`], [`progress`]: the rounds. [`compare_from`]: two finished runs against each other.
@@ -17,6 +17,7 @@ pub mod environment;
 pub mod export;
 pub mod fastpath;
 pub mod objects;
+pub mod preload;
 pub mod progress;
 pub mod report;
 pub mod rng;

@@ -4,12 +4,14 @@
 //! that one measurement yields (for example nanoseconds and cycles).
 
 pub mod args;
+pub mod classic;
 pub mod hackbench;
 pub mod message;
 pub mod netperf;
 pub mod process;
 pub mod slab_micro;
 
+use crate::preload::Route;
 use crate::stats::Better;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -74,6 +76,9 @@ pub struct Outcome {
     pub counters: BTreeMap<String, u64>,
     /// The largest resident set of a child process; 0 without children.
     pub child_peak_kib: u64,
+    /// Peak and resting set of the program measured, in place of the worker's; resting 0: it did not rest.
+    #[serde(default)]
+    pub program_rss_kib: Option<(u64, u64)>,
 }
 
 /// A workload.
@@ -86,6 +91,10 @@ pub trait Workload: Sync {
     fn usage(&self) -> &'static str;
     /// Its jobs; the error is one line that names the option which is wrong.
     fn plan(&self, options: &Options) -> Result<Vec<Job>, String>;
+    /// How the malloc under test reaches what is measured.
+    fn route(&self) -> Route {
+        Route::Caches
+    }
     /// Measures one job in this process.
     fn run(&self, backend: &str, job: &str, options: &Options) -> Result<Outcome, String>;
 }
@@ -95,6 +104,7 @@ pub const ALL: &[&dyn Workload] = &[
     &hackbench::Hackbench,
     &netperf::Netperf,
     &slab_micro::SlabMicro,
+    &classic::Classic,
 ];
 
 /// The workloads of a run that names none.
