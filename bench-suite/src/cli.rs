@@ -9,7 +9,7 @@
 //! | 130 | stopped by Ctrl-C; what was finished is reported |
 
 use crate::compare::{self, Compare};
-use crate::{fastpath, worker, workloads};
+use crate::{fastpath, rivals, worker, workloads};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
@@ -37,6 +37,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Build the other mallocs in the directory rivals, as far as this machine can.
+    Rivals,
     #[command(hide = true)]
     Worker { order: String },
 }
@@ -64,6 +66,7 @@ pub fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(Command::Fastpath { args }) => fastpath::run(&args),
+        Some(Command::Rivals) => rivals::main(),
         Some(Command::Worker { order }) => match worker::main(&order) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => workloads::die(&error),
@@ -109,7 +112,7 @@ fn one_line(error: &clap::Error) -> String {
         ErrorKind::UnknownArgument => {
             text.push_str(&format!("; valid: {}", valid_options().join(", ")))
         }
-        ErrorKind::InvalidSubcommand => text.push_str("; valid: list, compare, fastpath"),
+        ErrorKind::InvalidSubcommand => text.push_str("; valid: list, compare, fastpath, rivals"),
         _ => {}
     }
     text
@@ -154,6 +157,7 @@ fn list() -> String {
         text.push('\n');
     }
     text.push_str(&format!("backends: {}\n", crate::backend::VALID));
+    text.push_str("--against debian, rivals: the mallocs of Debian, and those that `bench-suite rivals` builds\n");
     text
 }
 

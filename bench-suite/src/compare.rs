@@ -5,10 +5,12 @@ use crate::cli::{bad_arguments, print};
 use crate::compare_from;
 use crate::environment::Environment;
 use crate::export::{self, csv, html, json, markdown};
-use crate::preload;
+use crate::preload::{self, Route};
 use crate::report::{Config, Report};
+use crate::rivals;
 use crate::runner::{self, INTERRUPTED, Task};
 use crate::stats::Delta;
+use crate::summary;
 use crate::table::{render_memory, tables_of};
 use crate::workloads::{self, Options};
 use clap::Args;
@@ -37,6 +39,10 @@ pub struct Compare {
     /// Backends to compare: slab, slub, unified, system, and so:PATH for any malloc [default: slab,slub,unified,system]
     #[arg(long, value_name = "LIST", conflicts_with_all = ["from", "resume"])]
     backends: Option<String>,
+
+    /// More backends, by what is installed (debian) or built by `bench-suite rivals` (rivals)
+    #[arg(long, value_name = "debian,rivals", conflicts_with_all = ["from", "resume"])]
+    against: Option<String>,
 
     /// The backend against which deltas are taken [default: the first]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["from", "resume"])]
@@ -181,6 +187,14 @@ fn prepare(options: &Compare) -> Result<Prepared, String> {
     }
     let threads = tasks.iter().map(|task| task.job.threads).max().unwrap_or(1);
     let mut environment = Environment::collect(threads, config.runs);
+    if let Some(list) = &options.against {
+        environment.warnings.extend(rivals::missing(list));
+    }
+    for name in &config.workloads {
+        environment
+            .warnings
+            .extend(workloads::find(name)?.missing());
+    }
     let mut report = match previous {
         Some(previous) => {
             let differences = previous.environment.differences(&environment);
@@ -228,7 +242,17 @@ fn config_of(options: &Compare) -> Result<Config, String> {
             names.join(", ")
         ));
     }
-    let backends = backend::parse_list(options.backends.as_deref().unwrap_or(DEFAULT_BACKENDS))?;
+    let mut backends =
+        backend::parse_list(options.backends.as_deref().unwrap_or(DEFAULT_BACKENDS))?;
+    if let Some(list) = &options.against {
+        let peers = rivals::against(list)?;
+        backends.extend(
+            peers
+                .into_iter()
+                .filter(|peer| !backends.contains(peer))
+                .collect::<Vec<_>>(),
+        );
+    }
     let backend_names: Vec<String> = backends.iter().map(Backend::name).collect();
     let baseline = match &options.baseline {
         None => backend_names[0].clone(),
@@ -441,6 +465,11 @@ fn show(report: &Report) {
             .is_none_or(|next| next.workload != table.workload)
         {
             print(&format!("{}\n", render_memory(report, &table.workload)));
+            // Nothing is known of a workload that an old file names.
+            let workload = workloads::find(&table.workload).ok();
+            if workload.is_some_and(|workload| workload.route() != Route::Caches) {
+                print(&format!("{}\n", summary::render(report, &table.workload)));
+            }
         }
     }
     for failure in &report.failures {

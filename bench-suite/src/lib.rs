@@ -7,6 +7,7 @@
 //! - [`workloads`]: what is measured; [`worker`]: the process that measures once.
 //! - [`environment`], [`report`]: what is kept of a run.
 //! - [`runner`], [`progress`]: the rounds. [`compare_from`]: two finished runs against each other.
+//! - [`rivals`]: other mallocs, found and built. [`summary`]: geometric means, and ours against the best peer.
 //! - [`table`], [`export`]: how it is shown. [`cli`], [`compare`]: the command line. [`fastpath`]: instruction counts.
 
 pub mod backend;
@@ -20,9 +21,11 @@ pub mod objects;
 pub mod preload;
 pub mod progress;
 pub mod report;
+pub mod rivals;
 pub mod rng;
 pub mod runner;
 pub mod stats;
+pub mod summary;
 pub mod table;
 pub mod worker;
 pub mod workloads;

@@ -91,6 +91,10 @@ pub trait Workload: Sync {
     fn usage(&self) -> &'static str;
     /// Its jobs; the error is one line that names the option which is wrong.
     fn plan(&self, options: &Options) -> Result<Vec<Job>, String>;
+    /// What it cannot measure on this machine, a line each.
+    fn missing(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// How the malloc under test reaches what is measured.
     fn route(&self) -> Route {
         Route::Caches
