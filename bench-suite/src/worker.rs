@@ -84,7 +84,12 @@ pub(crate) fn resident_kib() -> u64 {
 }
 
 fn status_kib(name: &str) -> u64 {
-    std::fs::read_to_string("/proc/self/status")
+    process_kib("self", name)
+}
+
+/// A figure of a process's status in KiB, 0 where there is none.
+pub(crate) fn process_kib(pid: &str, name: &str) -> u64 {
+    std::fs::read_to_string(format!("/proc/{pid}/status"))
         .ok()
         .and_then(|text| field(&text, name))
         .unwrap_or(0)

@@ -9,6 +9,7 @@ pub mod hackbench;
 pub mod message;
 pub mod netperf;
 pub mod process;
+pub mod programs;
 pub mod slab_micro;
 
 use crate::preload::Route;
@@ -109,6 +110,7 @@ pub const ALL: &[&dyn Workload] = &[
     &netperf::Netperf,
     &slab_micro::SlabMicro,
     &classic::Classic,
+    &programs::Programs,
 ];
 
 /// The workloads of a run that names none.
