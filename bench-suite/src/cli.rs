@@ -10,7 +10,7 @@
 
 use crate::compare::{self, Compare};
 use crate::pagemap::{self, PageMap};
-use crate::{fastpath, footprint, worker, workloads};
+use crate::{fastpath, footprint, rivals, worker, workloads};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
@@ -46,6 +46,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Build the other mallocs in the directory rivals, as far as this machine can.
+    Rivals,
     #[command(hide = true)]
     Worker { order: String },
 }
@@ -75,6 +77,7 @@ pub fn main() -> ExitCode {
         Some(Command::Fastpath { args }) => fastpath::run(&args),
         Some(Command::Pagemap(options)) => pagemap::main(&options),
         Some(Command::Footprint { args }) => footprint::run(&args),
+        Some(Command::Rivals) => rivals::main(),
         Some(Command::Worker { order }) => match worker::main(&order) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => workloads::die(&error),
@@ -179,6 +182,7 @@ fn list() -> String {
         text.push('\n');
     }
     text.push_str(&format!("backends: {}\n", crate::backend::valid()));
+    text.push_str("--against debian, rivals: the mallocs of Debian, and those that `bench-suite rivals` builds\n");
     text
 }
 

@@ -5,9 +5,12 @@ use crate::cli::{bad_arguments, print};
 use crate::compare_from;
 use crate::environment::Environment;
 use crate::export::{self, csv, html, json, markdown};
+use crate::preload::{self, Route};
 use crate::report::{Config, Report};
+use crate::rivals;
 use crate::runner::{self, INTERRUPTED, Task};
 use crate::stats::Delta;
+use crate::summary;
 use crate::table::{render_memory, tables_of};
 use crate::workloads::{self, Options, pages};
 use clap::Args;
@@ -36,6 +39,10 @@ pub struct Compare {
     /// Backends to compare: slab, slub, unified, system, and so:PATH for any malloc; for page workloads plain, placement [default: all but so:PATH]
     #[arg(long, value_name = "LIST", conflicts_with_all = ["from", "resume"])]
     backends: Option<String>,
+
+    /// More backends, by what is installed (debian) or built by `bench-suite rivals` (rivals)
+    #[arg(long, value_name = "debian,rivals", conflicts_with_all = ["from", "resume"])]
+    against: Option<String>,
 
     /// The backend against which deltas are taken [default: the first]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["from", "resume"])]
@@ -171,8 +178,23 @@ fn prepare(options: &Compare) -> Result<Prepared, String> {
             });
         }
     }
+    for name in &config.workloads {
+        let route = workloads::find(name)?.route();
+        for backend in &backends {
+            // Before the first sample: what cannot be had should not cost minutes.
+            preload::setting(backend, route)?;
+        }
+    }
     let threads = tasks.iter().map(|task| task.job.threads).max().unwrap_or(1);
     let mut environment = Environment::collect(threads, config.runs);
+    if let Some(list) = &options.against {
+        environment.warnings.extend(rivals::missing(list));
+    }
+    for name in &config.workloads {
+        environment
+            .warnings
+            .extend(workloads::find(name)?.missing());
+    }
     let mut report = match previous {
         Some(previous) => {
             let differences = previous.environment.differences(&environment);
@@ -220,10 +242,19 @@ fn config_of(options: &Compare) -> Result<Config, String> {
             names.join(", ")
         ));
     }
-    let backends = match &options.backends {
+    let mut backends = match &options.backends {
         Some(list) => backend::parse_list(list)?,
         None => backend::parse_list(&default_backends(&names)?)?,
     };
+    if let Some(list) = &options.against {
+        let peers = rivals::against(list)?;
+        backends.extend(
+            peers
+                .into_iter()
+                .filter(|peer| !backends.contains(peer))
+                .collect::<Vec<_>>(),
+        );
+    }
     let backend_names: Vec<String> = backends.iter().map(Backend::name).collect();
     check_columns(&names, &backend_names)?;
     let baseline = match &options.baseline {
@@ -480,9 +511,13 @@ fn show(report: &Report) {
             .is_none_or(|next| next.workload != table.workload)
         {
             print(&format!("{}\n", render_memory(report, &table.workload)));
+            // Nothing is known of a workload that an old file names.
             let workload = workloads::find(&table.workload).ok();
             if let Some(text) = workload.and_then(|workload| workload.appendix(report)) {
                 print(&format!("{text}\n"));
+            }
+            if workload.is_some_and(|workload| workload.route() != Route::Caches) {
+                print(&format!("{}\n", summary::render(report, &table.workload)));
             }
         }
     }

@@ -3,12 +3,13 @@
 //! Everything runs in one interleaved run, so that the columns of a table can be compared. From the bottom up:
 //!
 //! - [`rng`], [`stats`]: seeded randomness, means, deltas, the exact Mann–Whitney test, bootstrap intervals.
-//! - [`backend`], [`objects`]: the allocators that take part, by name and as types.
+//! - [`backend`], [`objects`], [`preload`]: the allocators that take part, by name, as types, and as mallocs.
 //! - [`workloads`]: what is measured; [`worker`]: the process that measures once.
 //! - [`environment`], [`report`]: what is kept of a run.
 //! - [`runner`], [`progress`]: the rounds. [`compare_from`]: two finished runs against each other.
 //! - [`table`], [`export`]: how it is shown. [`cli`], [`compare`]: the command line. [`fastpath`]: instruction counts;
 //!   [`footprint`]: memory of idle threads and small programs; [`pagemap`]: the arena, drawn.
+//! - [`rivals`]: other mallocs, found and built. [`summary`]: geometric means, and ours against the best peer.
 
 pub mod backend;
 pub mod cli;
@@ -20,11 +21,14 @@ pub mod fastpath;
 pub mod footprint;
 pub mod objects;
 pub mod pagemap;
+pub mod preload;
 pub mod progress;
 pub mod report;
+pub mod rivals;
 pub mod rng;
 pub mod runner;
 pub mod stats;
+pub mod summary;
 pub mod table;
 pub mod worker;
 pub mod workloads;

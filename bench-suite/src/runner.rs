@@ -5,6 +5,7 @@
 //! A backend whose worker fails is left out of the rest of its job; the others go on.
 
 use crate::backend::Backend;
+use crate::preload;
 use crate::progress::Progress;
 use crate::report::{Config, Failure, Latencies, Report, Row};
 use crate::rng::Rng;
@@ -12,6 +13,7 @@ use crate::stats::{self, Mean};
 use crate::worker::{Answer, Order};
 use crate::workloads::{self, Job, Options, Outcome, RowSpec};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -78,8 +80,10 @@ pub fn run(
             warm = Some(&task.workload);
             for run in &mut runs {
                 progress.step(&format!("{} warm-up {}", task.workload, run.order.backend));
-                // A failure here shows again, and is recorded, in round 1.
-                let _ = run.once(&mut progress);
+                if run.failure.is_none() {
+                    // A failure here shows again, and is recorded, in round 1.
+                    let _ = run.once(&mut progress);
+                }
             }
         }
         rounds(task, &mut runs, &config, &mut rng, &mut progress);
@@ -193,7 +197,7 @@ fn sort_rows(report: &mut Report, tasks: &[Task]) {
 /// One job on one backend, over all rounds.
 struct Run {
     order: Order,
-    preload: Option<std::path::PathBuf>,
+    variables: Vec<(&'static str, OsString)>,
     time_limit: Duration,
     specs: Vec<RowSpec>,
     answers: Vec<Answer>,
@@ -202,18 +206,25 @@ struct Run {
 
 impl Run {
     fn new(task: &Task, backend: &Backend, options: &Options) -> Self {
+        let setting = workloads::find(&task.workload)
+            .and_then(|workload| preload::setting(backend, workload.route()));
+        let (setting, failure) = match setting {
+            Ok(setting) => (setting, None),
+            Err(error) => (preload::Setting::default(), Some(error)),
+        };
         Self {
             order: Order {
                 workload: task.workload.clone(),
                 job: task.job.name.clone(),
                 backend: backend.name(),
+                preload: setting.worker,
                 options: options.clone(),
             },
-            preload: backend.preload().map(std::path::Path::to_owned),
+            variables: setting.variables,
             time_limit: task.job.time_limit,
             specs: task.job.rows.clone(),
             answers: Vec::new(),
-            failure: None,
+            failure,
         }
     }
 
@@ -225,10 +236,8 @@ impl Run {
         command.arg0("bench-suite").arg("worker").arg(order);
         // Ctrl-C on a terminal reaches this process only, which then decides what becomes of the worker.
         command.process_group(0);
-        if let Some(library) = &self.preload {
-            command.env("LD_PRELOAD", library);
-        }
         command
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

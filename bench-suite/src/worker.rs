@@ -5,7 +5,7 @@
 
 use crate::workloads::{self, Options, Outcome};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What the runner tells a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,6 +16,9 @@ pub struct Order {
     pub job: String,
     /// The backend.
     pub backend: String,
+    /// The library that must have been preloaded into the worker.
+    #[serde(default)]
+    pub preload: Option<PathBuf>,
     /// The workload's settings.
     pub options: Options,
 }
@@ -37,13 +40,15 @@ pub fn main(order: &str) -> Result<(), String> {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let order: Order =
         serde_json::from_str(order).map_err(|e| format!("worker: bad order: {e}"))?;
-    if let Some(library) = order.backend.strip_prefix("so:") {
-        check_preloaded(Path::new(library))?;
+    if let Some(library) = &order.preload {
+        check_preloaded(library)?;
     }
     let mut outcome =
         workloads::find(&order.workload)?.run(&order.backend, &order.job, &order.options)?;
     let rest = resident_kib();
     let peak = status_kib("VmHWM:").max(rest).max(outcome.child_peak_kib);
+    // A workload that measures programs reports theirs.
+    let (peak, rest) = outcome.program_rss_kib.unwrap_or((peak, rest));
     outcome.counters.extend(usage());
     let answer = Answer {
         outcome,
@@ -70,8 +75,8 @@ fn check_preloaded(library: &Path) -> Result<(), String> {
     Err(format!("{name} was not loaded: LD_PRELOAD had no effect"))
 }
 
-/// The current resident set. smaps_rollup counts pages; VmRSS may lag by some dozens of them.
-fn resident_kib() -> u64 {
+/// The current resident set of this process, in KiB. smaps_rollup counts pages; VmRSS may lag by some dozens of them.
+pub(crate) fn resident_kib() -> u64 {
     let exact = std::fs::read_to_string("/proc/self/smaps_rollup")
         .ok()
         .and_then(|text| field(&text, "Rss:"));
@@ -79,7 +84,12 @@ fn resident_kib() -> u64 {
 }
 
 fn status_kib(name: &str) -> u64 {
-    std::fs::read_to_string("/proc/self/status")
+    process_kib("self", name)
+}
+
+/// A figure of a process's status in KiB, 0 where there is none.
+pub(crate) fn process_kib(pid: &str, name: &str) -> u64 {
+    std::fs::read_to_string(format!("/proc/{pid}/status"))
         .ok()
         .and_then(|text| field(&text, name))
         .unwrap_or(0)

@@ -27,9 +27,7 @@ use crate::config;
 use crate::os;
 use crate::pcp;
 use crate::sync::{FutexLock, Lock};
-use crate::types::{
-    GRANULE_SHIFT, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE,
-};
+use crate::types::{GRANULE_SHIFT, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE};
 use crate::zone::{self, Zone};
 
 /// Idle pages a zone may keep for ever.

@@ -1,7 +1,10 @@
 //! Markdown: the tables of the terminal, for a pull request or a mail.
 
+use crate::preload::Route;
 use crate::report::Report;
+use crate::summary;
 use crate::table::{Table, tables_of};
+use crate::workloads;
 
 /// The report as Markdown.
 pub fn render(report: &Report) -> String {
@@ -22,6 +25,12 @@ pub fn render(report: &Report) -> String {
     for table in tables_of(report) {
         text.push('\n');
         text.push_str(&render_table(&table));
+    }
+    for name in &report.config.workloads {
+        let mallocs = workloads::find(name).is_ok_and(|found| found.route() != Route::Caches);
+        if mallocs {
+            text.push_str(&format!("\n```\n{}```\n", summary::render(report, name)));
+        }
     }
     text
 }

@@ -4,13 +4,16 @@
 //! that one measurement yields (for example nanoseconds and cycles).
 
 pub mod args;
+pub mod classic;
 pub mod hackbench;
 pub mod message;
 pub mod netperf;
 pub mod pages;
 pub mod process;
+pub mod programs;
 pub mod slab_micro;
 
+use crate::preload::Route;
 use crate::report::Report;
 use crate::stats::Better;
 use serde::{Deserialize, Serialize};
@@ -82,6 +85,9 @@ pub struct Outcome {
     /// The latency of every request that was refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_latencies: Vec<u64>,
+    /// Peak and resting set of the program measured, in place of the worker's; resting 0: it did not rest.
+    #[serde(default)]
+    pub program_rss_kib: Option<(u64, u64)>,
 }
 
 /// A workload.
@@ -103,6 +109,14 @@ pub trait Workload: Sync {
         let _ = report;
         None
     }
+    /// What it cannot measure on this machine, a line each.
+    fn missing(&self) -> Vec<String> {
+        Vec::new()
+    }
+    /// How the malloc under test reaches what is measured.
+    fn route(&self) -> Route {
+        Route::Caches
+    }
     /// Measures one job in this process.
     fn run(&self, backend: &str, job: &str, options: &Options) -> Result<Outcome, String>;
 }
@@ -115,6 +129,8 @@ pub const ALL: &[&dyn Workload] = &[
     &pages::page_test::PageTest,
     &pages::order5::Order5,
     &pages::highalloc::HighAlloc,
+    &classic::Classic,
+    &programs::Programs,
 ];
 
 /// The workloads of a run that names none.

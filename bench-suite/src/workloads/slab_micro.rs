@@ -132,7 +132,7 @@ struct Clock {
     cycles: u64,
 }
 
-fn time_stamp() -> u64 {
+pub(super) fn time_stamp() -> u64 {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: rdtsc exists on every x86-64 processor.
     unsafe {

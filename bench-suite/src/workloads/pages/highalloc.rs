@@ -178,6 +178,7 @@ fn in_process_of_its_own(
         job: job.to_owned(),
         backend: backend.to_owned(),
         options,
+        preload: None,
     };
     let order = serde_json::to_string(&order).map_err(|e| format!("{NAME}: {e}"))?;
     let output = Command::new("/proc/self/exe")
