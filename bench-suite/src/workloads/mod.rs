@@ -3,12 +3,16 @@
 //! A workload plans *jobs*. A job is what one worker process measures in one go: one row of a table, or several rows
 //! that one measurement yields (for example nanoseconds and cycles).
 
+pub mod aim9;
 pub mod args;
+pub mod crew;
 pub mod hackbench;
 pub mod message;
 pub mod netperf;
 pub mod process;
 pub mod slab_micro;
+pub mod store;
+pub mod sysbench;
 
 use crate::stats::Better;
 use serde::{Deserialize, Serialize};
@@ -95,6 +99,8 @@ pub const ALL: &[&dyn Workload] = &[
     &hackbench::Hackbench,
     &netperf::Netperf,
     &slab_micro::SlabMicro,
+    &sysbench::Sysbench,
+    &aim9::Aim9,
 ];
 
 /// The workloads of a run that names none.

@@ -1,0 +1,149 @@
+//! Threads that do the same for a while: a warm-up that is not counted, then a measured window.
+
+use super::{STACK, die, pin, store};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+const WARM: u8 = 0;
+const MEASURED: u8 = 1;
+const OVER: u8 = 2;
+
+/// One thread's count of what it did in the measured window.
+pub struct Meter<'a> {
+    phase: &'a AtomicU8,
+    operations: u64,
+}
+
+impl Meter<'_> {
+    /// One more operation is done. False when the time is up.
+    #[inline]
+    pub fn tick(&mut self) -> bool {
+        match self.phase.load(Ordering::Relaxed) {
+            MEASURED => self.operations += 1,
+            OVER => return false,
+            _ => {}
+        }
+        true
+    }
+}
+
+/// What a crew did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    /// Operations in the measured window.
+    pub operations: u64,
+    /// Its length.
+    pub elapsed: Duration,
+    /// Objects taken, the warm-up's included.
+    pub objects: u64,
+}
+
+impl Pace {
+    /// Operations a second.
+    pub fn rate(&self) -> f64 {
+        self.operations as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}
+
+/// The CPU of thread number `index` when the run is bound: the two of `--cpus` in turn.
+pub fn cpu_of(cpus: Option<(usize, usize)>, index: usize) -> Option<usize> {
+    cpus.map(|(even, odd)| if index % 2 == 0 { even } else { odd })
+}
+
+/// Runs `body` on so many threads for `length`, after a quarter of that as warm-up. A body goes on until its meter's
+/// tick says that the time is up.
+pub fn run(
+    threads: usize,
+    length: Duration,
+    cpus: Option<(usize, usize)>,
+    body: impl Fn(usize, &mut Meter<'_>) + Sync,
+) -> Pace {
+    let phase = AtomicU8::new(WARM);
+    let mut pace = Pace::default();
+    std::thread::scope(|scope| {
+        let members: Vec<_> = (0..threads)
+            .map(|index| {
+                let (phase, body) = (&phase, &body);
+                let member = Builder::new()
+                    .stack_size(STACK)
+                    .spawn_scoped(scope, move || {
+                        pin(cpu_of(cpus, index));
+                        let mut meter = Meter {
+                            phase,
+                            operations: 0,
+                        };
+                        body(index, &mut meter);
+                        (meter.operations, store::taken())
+                    });
+                // The others would go on without end.
+                member.unwrap_or_else(|e| die(&format!("cannot start a thread: {e}")))
+            })
+            .collect();
+        std::thread::sleep(length / 4);
+        let began = Instant::now();
+        phase.store(MEASURED, Ordering::Relaxed);
+        std::thread::sleep(length);
+        phase.store(OVER, Ordering::Relaxed);
+        pace.elapsed = began.elapsed();
+        for member in members {
+            let (operations, objects) = member
+                .join()
+                .unwrap_or_else(|_| die("a thread of the workload panicked"));
+            pace.operations += operations;
+            pace.objects += objects;
+        }
+    });
+    pace
+}
+
+/// CPU time that the calling thread has used.
+pub fn thread_cpu() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is valid for writing, and the clock exists on Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}
+
+/// CPUs that this process may use.
+pub fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_counts_until_the_time_is_up() {
+        let pace = run(3, Duration::from_millis(20), None, |index, meter| {
+            assert!(index < 3);
+            while meter.tick() {
+                std::thread::yield_now();
+            }
+        });
+        assert!(pace.operations > 0 && pace.elapsed >= Duration::from_millis(20));
+        assert!(pace.rate() > 0.0);
+    }
+
+    #[test]
+    fn bound_threads_take_the_two_cpus_in_turn() {
+        assert_eq!(cpu_of(None, 1), None);
+        assert_eq!(cpu_of(Some((4, 6)), 0), Some(4));
+        assert_eq!(cpu_of(Some((4, 6)), 3), Some(6));
+    }
+
+    #[test]
+    fn work_uses_cpu_time() {
+        let before = thread_cpu();
+        while thread_cpu() <= before {
+            std::hint::spin_loop();
+        }
+    }
+}
