@@ -433,6 +433,12 @@ fn show(report: &Report) {
             .is_none_or(|next| next.workload != table.workload)
         {
             print(&format!("{}\n", render_memory(report, &table.workload)));
+            let original = workloads::find(&table.workload).map(|w| w.original(report));
+            if let Ok(text) = original
+                && !text.is_empty()
+            {
+                print(&format!("{text}\n"));
+            }
         }
     }
     for failure in &report.failures {

@@ -435,7 +435,7 @@ fn compile(source: &Path, text: &str, target: &Path, flags: &[&str]) -> Result<(
 }
 
 /// The preload library, built by cargo into a target directory of its own.
-fn build_library() -> Result<PathBuf, String> {
+pub fn build_library() -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .ok_or("the workspace is not where it was built")?;

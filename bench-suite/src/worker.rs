@@ -71,7 +71,7 @@ fn check_preloaded(library: &Path) -> Result<(), String> {
 }
 
 /// The current resident set. smaps_rollup counts pages; VmRSS may lag by some dozens of them.
-fn resident_kib() -> u64 {
+pub fn resident_kib() -> u64 {
     let exact = std::fs::read_to_string("/proc/self/smaps_rollup")
         .ok()
         .and_then(|text| field(&text, "Rss:"));

@@ -1,7 +1,7 @@
 //! Threads that do the same for a while: a warm-up that is not counted, then a measured window.
 
 use super::{STACK, die, pin, store};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ const OVER: u8 = 2;
 /// One thread's count of what it did in the measured window.
 pub struct Meter<'a> {
     phase: &'a AtomicU8,
+    begun: &'a AtomicBool,
     operations: u64,
 }
 
@@ -20,7 +21,12 @@ impl Meter<'_> {
     #[inline]
     pub fn tick(&mut self) -> bool {
         match self.phase.load(Ordering::Relaxed) {
-            MEASURED => self.operations += 1,
+            MEASURED => {
+                if self.operations == 0 {
+                    self.begun.store(true, Ordering::Relaxed);
+                }
+                self.operations += 1;
+            }
             OVER => return false,
             _ => {}
         }
@@ -48,10 +54,14 @@ impl Pace {
 
 /// The CPU of thread number `index` when the run is bound: the two of `--cpus` in turn.
 pub fn cpu_of(cpus: Option<(usize, usize)>, index: usize) -> Option<usize> {
-    cpus.map(|(even, odd)| if index % 2 == 0 { even } else { odd })
+    cpus.map(|(even, odd)| if index.is_multiple_of(2) { even } else { odd })
 }
 
-/// Runs `body` on so many threads for `length`, after a quarter of that as warm-up. A body goes on until its meter's
+/// How long a first operation may take on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs `body` on so many threads for `length`, after a quarter of that as warm-up. The window is longer where no
+/// operation ended in it. A body goes on until its meter's
 /// tick says that the time is up.
 pub fn run(
     threads: usize,
@@ -60,17 +70,19 @@ pub fn run(
     body: impl Fn(usize, &mut Meter<'_>) + Sync,
 ) -> Pace {
     let phase = AtomicU8::new(WARM);
+    let begun = AtomicBool::new(false);
     let mut pace = Pace::default();
     std::thread::scope(|scope| {
         let members: Vec<_> = (0..threads)
             .map(|index| {
-                let (phase, body) = (&phase, &body);
+                let (phase, begun, body) = (&phase, &begun, &body);
                 let member = Builder::new()
                     .stack_size(STACK)
                     .spawn_scoped(scope, move || {
                         pin(cpu_of(cpus, index));
                         let mut meter = Meter {
                             phase,
+                            begun,
                             operations: 0,
                         };
                         body(index, &mut meter);
@@ -84,6 +96,9 @@ pub fn run(
         let began = Instant::now();
         phase.store(MEASURED, Ordering::Relaxed);
         std::thread::sleep(length);
+        while !begun.load(Ordering::Relaxed) && began.elapsed() < length + PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         phase.store(OVER, Ordering::Relaxed);
         pace.elapsed = began.elapsed();
         for member in members {
@@ -109,6 +124,31 @@ pub fn thread_cpu() -> Duration {
         u64::try_from(time.tv_sec).unwrap_or(0),
         u32::try_from(time.tv_nsec).unwrap_or(0),
     )
+}
+
+/// What the children that have been waited for used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Seconds in user mode.
+    pub user: f64,
+    /// Seconds in the kernel.
+    pub system: f64,
+    /// The largest resident set of one of them.
+    pub peak_kib: u64,
+}
+
+/// What this process's children and theirs used so far.
+pub fn children_usage() -> Usage {
+    // SAFETY: an all-zero rusage is valid, and the kernel overwrites it.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is valid for writing; a refusal leaves it zero.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    Usage {
+        user: seconds(usage.ru_utime),
+        system: seconds(usage.ru_stime),
+        peak_kib: u64::try_from(usage.ru_maxrss).unwrap_or(0),
+    }
 }
 
 /// CPUs that this process may use.

@@ -5,15 +5,22 @@
 
 pub mod aim9;
 pub mod args;
+pub mod colour;
+pub mod contest;
 pub mod crew;
+pub mod ctree;
 pub mod hackbench;
+pub mod kernbench;
 pub mod message;
 pub mod netperf;
+pub mod perf;
 pub mod process;
+pub mod reaim;
 pub mod slab_micro;
 pub mod store;
 pub mod sysbench;
 
+use crate::report::Report;
 use crate::stats::Better;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -76,6 +83,9 @@ pub struct Outcome {
     pub objects: u64,
     /// Structural counters.
     pub counters: BTreeMap<String, u64>,
+    /// Several figures of one sample, by name: for example the time of each run.
+    #[serde(default)]
+    pub series: BTreeMap<String, Vec<f64>>,
     /// The largest resident set of a child process; 0 without children.
     pub child_peak_kib: u64,
 }
@@ -92,6 +102,10 @@ pub trait Workload: Sync {
     fn plan(&self, options: &Options) -> Result<Vec<Job>, String>;
     /// Measures one job in this process.
     fn run(&self, backend: &str, job: &str, options: &Options) -> Result<Outcome, String>;
+    /// What the original program prints of such a run, beyond the tables that every workload has.
+    fn original(&self, _report: &Report) -> String {
+        String::new()
+    }
 }
 
 /// Every workload, in the order of `list`.
@@ -100,7 +114,11 @@ pub const ALL: &[&dyn Workload] = &[
     &netperf::Netperf,
     &slab_micro::SlabMicro,
     &sysbench::Sysbench,
+    &reaim::Reaim,
     &aim9::Aim9,
+    &contest::Contest,
+    &colour::Colour,
+    &kernbench::Kernbench,
 ];
 
 /// The workloads of a run that names none.

@@ -14,6 +14,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 thread_local! {
     static TAKEN: Cell<u64> = const { Cell::new(0) };
@@ -24,8 +25,37 @@ pub fn taken() -> u64 {
     TAKEN.get()
 }
 
+/// Gives memory back when there is none left; false when it has none to give.
+pub type Reclaim = Box<dyn Fn() -> bool + Send>;
+
+static RECLAIM: Mutex<Option<Reclaim>> = Mutex::new(None);
+
+/// Sets what is tried before memory counts as run out, as a kernel reclaims its caches. It must take no objects.
+pub fn on_shortage(reclaim: Option<Reclaim>) {
+    *RECLAIM.lock().unwrap_or_else(PoisonError::into_inner) = reclaim;
+}
+
+/// Rounds of reclaim before an object counts as impossible.
+const TRIES: usize = 10_000;
+
+#[cold]
+fn take_after_reclaim<O: Objects>(bytes: usize) -> Option<NonNull<u8>> {
+    let reclaim = RECLAIM.lock().unwrap_or_else(PoisonError::into_inner);
+    for _ in 0..TRIES {
+        if !reclaim.as_ref()?() {
+            return None;
+        }
+        // What was reclaimed lies in slabs of another size until these go back.
+        O::trim();
+        if let object @ Some(_) = NonNull::new(O::take(bytes)) {
+            return object;
+        }
+    }
+    None
+}
+
 fn take<O: Objects>(bytes: usize) -> Option<NonNull<u8>> {
-    let object = NonNull::new(O::take(bytes));
+    let object = NonNull::new(O::take(bytes)).or_else(|| take_after_reclaim::<O>(bytes));
     TAKEN.set(TAKEN.get() + u64::from(object.is_some()));
     object
 }
@@ -242,6 +272,58 @@ mod tests {
         assert_eq!(std::rc::Rc::strong_count(&witness), 2);
         drop(tail);
         assert_eq!(std::rc::Rc::strong_count(&witness), 1);
+    }
+
+    #[test]
+    fn a_shortage_is_met_by_reclaim() {
+        thread_local! {
+            static FULL: Cell<bool> = const { Cell::new(false) };
+        }
+        struct Scarce;
+        impl Objects for Scarce {
+            const NAME: &'static str = "scarce";
+            type Cache = usize;
+            fn create(name: &'static str, size: usize) -> Result<usize, String> {
+                SystemMalloc::create(name, size)
+            }
+            fn alloc(size: usize) -> *mut u8 {
+                Self::take(size)
+            }
+            unsafe fn free(_: usize, object: *mut u8) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { Self::give(object) }
+            }
+            fn alloc_bulk(_: usize, _: &mut [*mut u8]) -> usize {
+                0
+            }
+            unsafe fn free_bulk(_: usize, _: &[*mut u8]) {}
+            fn take(size: usize) -> *mut u8 {
+                if FULL.get() {
+                    std::ptr::null_mut()
+                } else {
+                    SystemMalloc::take(size)
+                }
+            }
+            unsafe fn give(object: *mut u8) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { SystemMalloc::give(object) }
+            }
+            fn trim() {}
+            fn held() -> Option<u64> {
+                None
+            }
+            fn limit(_: usize) -> bool {
+                false
+            }
+            fn counters() -> Vec<(String, u64)> {
+                Vec::new()
+            }
+        }
+        FULL.set(true);
+        assert!(Buf::<Scarce>::try_filled(10, 0).is_none());
+        on_shortage(Some(Box::new(|| FULL.replace(false))));
+        assert!(Buf::<Scarce>::try_filled(10, 0).is_some());
+        on_shortage(None);
     }
 
     #[test]
