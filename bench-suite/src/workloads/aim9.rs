@@ -126,7 +126,7 @@ impl CacheRun for Aim9 {
 }
 
 fn of(pace: crew::Pace) -> (f64, u64) {
-    (pace.rate(), pace.objects)
+    (pace.rate, pace.objects)
 }
 
 fn page_test<O: Objects>() {

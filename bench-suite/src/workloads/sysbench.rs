@@ -188,7 +188,7 @@ impl CacheRun for Sysbench {
             measurements: vec![Measurement {
                 row: job.to_owned(),
                 metric: metric.to_owned(),
-                value: pace.rate() * scale,
+                value: pace.rate * scale,
             }],
             ..Outcome::default()
         })

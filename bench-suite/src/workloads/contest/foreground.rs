@@ -204,31 +204,35 @@ pub fn run<O: Objects>(
     threads: usize,
     cpus: Option<(usize, usize)>,
 ) -> Work {
-    let files = tree.files.len();
-    let next = AtomicUsize::new(0);
-    let finished: Mutex<Vec<Index<O>>> = Mutex::new(Vec::new());
     let began = Instant::now();
     let mut work = Work::default();
+    let objects = taken();
+    for _ in 0..passes {
+        pass::<O>(tree, threads, cpus, &mut work);
+    }
+    work.objects += taken() - objects;
+    work.time = began.elapsed();
+    work
+}
+
+fn pass<O: Objects>(tree: &Tree, threads: usize, cpus: Option<(usize, usize)>, work: &mut Work) {
+    let next = AtomicUsize::new(0);
+    let finished: Mutex<Vec<Index<O>>> = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         let members: Vec<_> = (0..threads)
             .map(|number| {
                 let (next, finished) = (&next, &finished);
-                let member = Builder::new()
-                    .stack_size(STACK)
-                    .spawn_scoped(scope, move || {
-                        pin(cpu_of(cpus, number));
-                        loop {
-                            let turn = next.fetch_add(1, Ordering::Relaxed);
-                            if turn >= passes * files {
-                                break;
-                            }
-                            let mut index = Index::<O>::new();
-                            parse(&tree.files[turn % files].text, &mut index);
-                            let mut finished = finished.lock().unwrap_or_else(|_| panicked());
-                            finished.push(index);
-                        }
-                        (thread_cpu(), taken())
-                    });
+                let body = move || {
+                    pin(cpu_of(cpus, number));
+                    while let Some(file) = tree.files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let mut index = Index::<O>::new();
+                        parse(&file.text, &mut index);
+                        let mut finished = finished.lock().unwrap_or_else(|_| panicked());
+                        finished.push(index);
+                    }
+                    (thread_cpu(), taken())
+                };
+                let member = Builder::new().stack_size(STACK).spawn_scoped(scope, body);
                 member.unwrap_or_else(|e| die(&format!("contest: cannot start a thread: {e}")))
             })
             .collect();
@@ -241,10 +245,8 @@ pub fn run<O: Objects>(
     // The link step: one thread reads and ends what the others made.
     let before = thread_cpu();
     let indices = finished.into_inner().unwrap_or_else(|_| panicked());
-    work.uses = indices.into_iter().map(Index::consume).sum();
+    work.uses += indices.into_iter().map(Index::consume).sum::<u64>();
     work.cpu += thread_cpu() - before;
-    work.time = began.elapsed();
-    work
 }
 
 #[cfg(test)]

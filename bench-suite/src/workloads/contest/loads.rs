@@ -45,8 +45,8 @@ const LARGE: usize = PAGE << 9;
 /// What one thread of a load did.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// Its iterations.
-    pub iterations: u64,
+    /// Its steps: buffers passed on, files, 2 MiB buffers, pages, list entries or touches.
+    pub steps: u64,
     /// Its CPU time.
     pub cpu: Duration,
     /// Objects it took.
@@ -81,22 +81,22 @@ pub fn start<'scope, O: Objects>(
     setting: &'scope Setting<'scope>,
 ) -> Result<Vec<ScopedJoinHandle<'scope, Done>>, String> {
     let threads = threads_of(name);
-    let spawn = |number: usize, body: Box<dyn FnOnce(&Setting<'_>) -> u64 + Send>| {
+    let spawn = |number: usize, body: Box<dyn FnOnce(&Setting<'_>) -> Steps + Send>| {
         let handle = Builder::new()
             .stack_size(STACK)
             .spawn_scoped(scope, move || {
                 pin(cpu_of(setting.cpus, number));
-                let iterations = body(setting);
+                let steps = body(setting);
                 Done {
-                    iterations,
-                    cpu: thread_cpu(),
+                    steps: steps.count,
+                    cpu: steps.cpu,
                     objects: taken(),
                 }
             });
         // Those that wait at the barrier would wait for ever.
         handle.unwrap_or_else(|e| die(&format!("contest: cannot start a thread: {e}")))
     };
-    let single: fn(&Setting<'_>) -> u64 = match name {
+    let single: fn(&Setting<'_>) -> Steps = match name {
         "no_load" | "cacherun" => return Ok(Vec::new()),
         "process_load" => {
             return Ok(ring::<O>(threads)
@@ -122,15 +122,25 @@ pub fn start<'scope, O: Objects>(
     Ok(vec![spawn(0, Box::new(single))])
 }
 
-/// Does `step` until the load is stopped, and counts.
-fn repeat(setting: &Setting<'_>, mut step: impl FnMut()) -> u64 {
+/// What was done since the start line: what a load fills before does not count.
+struct Steps {
+    count: u64,
+    cpu: Duration,
+}
+
+/// Does `step`, which counts as `each`, until the load is stopped.
+fn repeat(setting: &Setting<'_>, each: usize, mut step: impl FnMut()) -> Steps {
     setting.start.wait();
-    let mut iterations = 0;
+    let began = thread_cpu();
+    let mut count = 0;
     while !setting.stop.load(Ordering::Relaxed) {
         step();
-        iterations += 1;
+        count += each as u64;
     }
-    iterations
+    Steps {
+        count,
+        cpu: thread_cpu() - began,
+    }
 }
 
 struct Member<O: Objects> {
@@ -158,15 +168,16 @@ fn ring<O: Objects>(threads: usize) -> Vec<Member<O>> {
 }
 
 impl<O: Objects> Member<O> {
-    /// Passes buffers on until the load ends. An iteration is one buffer passed on.
-    fn run(self, setting: &Setting<'_>) -> u64 {
+    /// Passes buffers on until the load ends. A step is one buffer passed on.
+    fn run(self, setting: &Setting<'_>) -> Steps {
         setting.start.wait();
+        let began = thread_cpu();
         if self.first {
             for size in 0..IN_FLIGHT {
                 let _ = self.to.send(Buf::filled(64 << (size % 6), 1));
             }
         }
-        let mut iterations = 0;
+        let mut count = 0;
         // A neighbour that has stopped closes the channel.
         while let Ok(buffer) = self.from.recv() {
             if setting.stop.load(Ordering::Relaxed) {
@@ -177,9 +188,12 @@ impl<O: Objects> Member<O> {
             if self.to.send(copy).is_err() {
                 break;
             }
-            iterations += 1;
+            count += 1;
         }
-        iterations
+        Steps {
+            count,
+            cpu: thread_cpu() - began,
+        }
     }
 }
 
@@ -190,8 +204,8 @@ fn file_size(number: usize) -> usize {
     64 + number * 37 % 960
 }
 
-fn create_archive<O: Objects>(setting: &Setting<'_>) -> u64 {
-    repeat(setting, || {
+fn create_archive<O: Objects>(setting: &Setting<'_>) -> Steps {
+    repeat(setting, FILES, || {
         let mut archive = Buf::<O>::filled(PAGE, 0);
         let mut used = 0;
         for number in 0..FILES {
@@ -207,9 +221,9 @@ fn create_archive<O: Objects>(setting: &Setting<'_>) -> u64 {
     })
 }
 
-fn extract_archive<O: Objects>(setting: &Setting<'_>) -> u64 {
+fn extract_archive<O: Objects>(setting: &Setting<'_>) -> Steps {
     let total: usize = (0..FILES).map(file_size).sum();
-    repeat(setting, || {
+    repeat(setting, FILES, || {
         let archive = Buf::<O>::filled(total, 7);
         let mut at = 0;
         let files: Vec<Buf<O>> = (0..FILES)
@@ -223,20 +237,20 @@ fn extract_archive<O: Objects>(setting: &Setting<'_>) -> u64 {
     })
 }
 
-fn stream<O: Objects>(setting: &Setting<'_>) -> u64 {
+fn stream<O: Objects>(setting: &Setting<'_>) -> Steps {
     let mut before = None;
-    repeat(setting, || before = Some(Buf::<O>::filled(LARGE, 3)))
+    repeat(setting, 1, || before = Some(Buf::<O>::filled(LARGE, 3)))
 }
 
-fn stream_elsewhere(setting: &Setting<'_>) -> u64 {
+fn stream_elsewhere(setting: &Setting<'_>) -> Steps {
     let mut before = None;
-    repeat(setting, || before = Some(Mapping::filled(LARGE, 3)))
+    repeat(setting, 1, || before = Some(Mapping::filled(LARGE, 3)))
 }
 
-fn read<O: Objects>(setting: &Setting<'_>) -> u64 {
+fn read<O: Objects>(setting: &Setting<'_>) -> Steps {
     let room = setting.limit / 2 / PAGE;
     let mut cache: VecDeque<Buf<O>> = VecDeque::with_capacity(room);
-    repeat(setting, || {
+    repeat(setting, 1, || {
         if cache.len() >= room {
             cache.pop_front();
         }
@@ -252,7 +266,7 @@ struct Entry<O: Objects> {
 /// Objects that list_load keeps.
 const ENTRIES: usize = 100_000;
 
-fn list<O: Objects>(setting: &Setting<'_>) -> u64 {
+fn list<O: Objects>(setting: &Setting<'_>) -> Steps {
     let (mut first, mut count) = (None, 0);
     let clear = |mut first: Option<Owned<O, Entry<O>>>| {
         let mut sum = 0;
@@ -264,7 +278,7 @@ fn list<O: Objects>(setting: &Setting<'_>) -> u64 {
         }
         std::hint::black_box(sum);
     };
-    let iterations = repeat(setting, || {
+    let steps = repeat(setting, 100, || {
         if count >= ENTRIES {
             clear(first.take());
             count = 0;
@@ -278,7 +292,7 @@ fn list<O: Objects>(setting: &Setting<'_>) -> u64 {
         count += 100;
     });
     clear(first);
-    iterations
+    steps
 }
 
 struct Pages<O: Objects> {
@@ -345,7 +359,7 @@ impl<O: Objects> PageCache<O> {
 /// Pages that one shortage gives back: a slab's worth and more, so that whole slabs become free.
 const RECLAIM_BATCH: usize = 64;
 
-fn memory<O: Objects>(setting: &Setting<'_>) -> u64 {
+fn memory<O: Objects>(setting: &Setting<'_>) -> Steps {
     let room = setting.limit / PAGE;
     let keys = room * 11 / 10;
     let cache = Arc::new(PageCache::<O>::new(keys));
@@ -355,13 +369,13 @@ fn memory<O: Objects>(setting: &Setting<'_>) -> u64 {
         cache.touch(key, room);
     }
     let mut rng = Rng::new(9);
-    let iterations = repeat(setting, || {
+    let steps = repeat(setting, 16, || {
         for _ in 0..16 {
             cache.touch(rng.below(keys), room);
         }
     });
     store::on_shortage(None);
-    iterations
+    steps
 }
 
 #[cfg(test)]
@@ -392,15 +406,15 @@ mod tests {
     fn every_load_works_and_stops() {
         for name in LOADS {
             let done = run::<Cached<slub::Slub>>(name);
-            let iterations: u64 = done.iter().map(|done| done.iterations).sum();
-            assert_eq!(iterations > 0, threads_of(name) > 0, "{name}");
+            let steps: u64 = done.iter().map(|done| done.steps).sum();
+            assert_eq!(steps > 0, threads_of(name) > 0, "{name}");
         }
     }
 
     #[test]
     fn the_ring_passes_buffers_from_thread_to_thread() {
         let done = run::<SystemMalloc>("process_load");
-        assert!(done.iter().all(|done| done.iterations > 0), "{done:?}");
+        assert!(done.iter().all(|done| done.steps > 0), "{done:?}");
     }
 
     #[test]

@@ -32,7 +32,7 @@ const USAGE: &str = "-t LOAD,.. -r RUNS -m MODULES -p PASSES -a ARENA_MIB";
 pub const TIME: &str = "Time";
 /// The foreground's CPU time in per cent of Time.
 pub const CPU: &str = "CPU%";
-/// Iterations of the load in a second of Time.
+/// Thousands of steps of the load in a second of Time.
 pub const LOADS_METRIC: &str = "Loads";
 /// The load's CPU time in per cent of Time.
 pub const LCPU: &str = "LCPU%";
@@ -58,7 +58,7 @@ impl Settings {
             loads: LOADS.to_vec(),
             runs: 3,
             modules: if options.quick { 6 } else { 24 },
-            passes: if options.quick { 1 } else { 8 },
+            passes: if options.quick { 40 } else { 100 },
             limit: (if options.quick { 16 } else { 64 }) << 20,
         };
         for (letter, value) in args::parse(NAME, "t:r:m:p:a:", USAGE, &options.args)? {
@@ -101,7 +101,7 @@ impl Workload for Contest {
             rows: vec![
                 row(load, TIME, "s", Better::Lower),
                 row(load, CPU, "%", Better::Higher),
-                row(load, LOADS_METRIC, "iterations per s", Better::Higher),
+                row(load, LOADS_METRIC, "thousand steps per s", Better::Higher),
                 row(load, LCPU, "%", Better::Higher),
             ],
             time_limit: Duration::from_secs(60)
@@ -151,7 +151,7 @@ impl CacheRun for Contest {
             work.uses = one.uses;
             work.time += one.time;
             work.cpu += one.cpu;
-            load.iterations += beside.iterations;
+            load.steps += beside.steps;
             load.cpu += beside.cpu;
             outcome.objects += one.objects + beside.objects;
             times.push(one.time.as_secs_f64());
@@ -167,7 +167,7 @@ impl CacheRun for Contest {
         for (metric, value) in [
             (TIME, total / settings.runs as f64),
             (CPU, work.cpu.as_secs_f64() / total * 100.0),
-            (LOADS_METRIC, load.iterations as f64 / total),
+            (LOADS_METRIC, load.steps as f64 / total / 1000.0),
             (LCPU, load.cpu.as_secs_f64() / total * 100.0),
         ] {
             outcome.measurements.push(Measurement {
@@ -212,7 +212,7 @@ fn one_run<O: Objects>(
             let done = member
                 .join()
                 .unwrap_or_else(|_| die("contest: a thread of the load panicked"));
-            sum.iterations += done.iterations;
+            sum.steps += done.steps;
             sum.cpu += done.cpu;
             sum.objects += done.objects;
         }

@@ -22,7 +22,7 @@ pub struct Line {
     pub time: f64,
     /// Its CPU time, in per cent of its time.
     pub cpu: f64,
-    /// Iterations of the load.
+    /// What the load did: thousands of its steps in a second.
     pub loads: f64,
     /// The load's CPU time, in per cent of the same.
     pub load_cpu: f64,
@@ -50,7 +50,7 @@ pub fn table(load: &str, lines: &[Line]) -> String {
             _ => "-".to_owned(),
         };
         text.push_str(&format!(
-            "{:<15}{:>6}   {:<8}{:<8.1}{:<8.1}{:<8.1}{ratio}\n",
+            "{:<15}{:>6}   {:<7} {:<7.1} {:<7.1} {:<7.1} {ratio}\n",
             line.name,
             line.runs,
             seconds(line.time),
