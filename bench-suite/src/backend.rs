@@ -7,7 +7,7 @@ use crate::workloads::pages;
 /// What is valid, for error messages.
 pub fn valid() -> String {
     format!(
-        "slab, slub, unified, system, so:PATH; for pages: {}",
+        "slab, slub, unified, each also with :plain (placement off), system, so:PATH; for pages: {}",
         pages::NAMES.join(", ")
     )
 }
@@ -28,10 +28,18 @@ pub enum Backend {
 /// Names of this project's own backends, in the order of a table's columns.
 pub const OWN: [&str; 3] = ["slab", "slub", "unified"];
 
+/// The same over a plain buddy: no placement by migratetype.
+pub const PLAIN: [&str; 3] = ["slab:plain", "slub:plain", "unified:plain"];
+
+/// Forgets every sixteenth object that it is given back: what the drift detection of contest is tested with. Not
+/// among the names that are shown.
+pub const LEAK: &str = "test:leak";
+
 impl Backend {
     /// The backend called `name`; the error says what is valid.
     pub fn parse(name: &str) -> Result<Self, String> {
-        if let Some(own) = OWN.iter().find(|own| **own == name) {
+        let mut own = OWN.iter().chain(&PLAIN).chain([&LEAK]);
+        if let Some(own) = own.find(|own| **own == name) {
             return Ok(Self::Own(own));
         }
         if name == "system" {
@@ -100,6 +108,15 @@ pub fn parse_list(list: &str) -> Result<Vec<Backend>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn placement_off_is_a_backend_of_its_own() {
+        let all = parse_list("unified,unified:plain").unwrap();
+        assert_ne!(all[0], all[1]);
+        assert_eq!(all[1].name(), "unified:plain");
+        assert!(Backend::parse("system:plain").is_err());
+        assert!(!VALID.contains(LEAK));
+    }
 
     #[test]
     fn names_and_errors() {

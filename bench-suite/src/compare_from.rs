@@ -154,6 +154,7 @@ mod tests {
             rss_rest_kib: 0,
             objects: 0,
             counters: BTreeMap::new(),
+            series: BTreeMap::new(),
         });
         report
     }

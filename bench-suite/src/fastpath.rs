@@ -211,7 +211,7 @@ fn measure_all(options: &Options) -> Result<bool, String> {
         Some(path) => path
             .canonicalize()
             .map_err(|error| format!("{}: {error}", path.display()))?,
-        None => build_library()?,
+        None => crate::preload::library()?.to_owned(),
     };
 
     let mut own = BTreeMap::new();
@@ -460,12 +460,7 @@ pub(crate) fn compile(
     }
 }
 
-/// The preload library, built by cargo into a target directory of its own.
-pub(crate) fn build_library() -> Result<PathBuf, String> {
-    build_with(&[], "target/preload-lib")
-}
-
-/// As [`build_library`], with features and a target directory of their own.
+/// [`crate::preload`]'s library, with features and a target directory of their own.
 fn build_with(features: &[&str], target: &str) -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()

@@ -11,7 +11,8 @@ use std::process::{Command, ExitCode};
 
 use serde_json::json;
 
-use crate::fastpath::{Scratch, Subject, build_library, compile, subjects};
+use crate::fastpath::{Scratch, Subject, compile, subjects};
+use crate::preload;
 
 /// What is measured: the driver's argument, the column's title.
 const COLUMNS: [(&str, &str); 4] = [
@@ -142,7 +143,7 @@ fn measure(library: Option<PathBuf>, json: Option<&Path>) -> Result<(), String> 
         Some(path) => path
             .canonicalize()
             .map_err(|error| format!("{}: {error}", path.display()))?,
-        None => build_library()?,
+        None => preload::library()?.to_owned(),
     };
     println!(
         "kB of RSS: for each of 1000 idle threads that took and freed objects, and of a program with 1 MiB live\n"

@@ -5,12 +5,13 @@
 
 use crate::workloads::{Options, Outcome};
 use slab_api::registry::MAX_CACHES;
-use slab_api::{CacheDesc, ObjectCache};
+use slab_api::{CacheDesc, Heap, ObjectCache};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Named caches of objects of one size, as a workload sees them.
+/// Named caches of objects of one size, and a heap of objects of any size, as a workload sees them.
 pub trait Objects: Sync + Send + 'static {
     /// The backend's name.
     const NAME: &'static str;
@@ -37,6 +38,25 @@ pub trait Objects: Sync + Send + 'static {
     /// # Safety
     /// As [`Objects::free`], for each of `objects`; no object stands there twice.
     unsafe fn free_bulk(cache: Self::Cache, objects: &[*mut u8]);
+
+    /// An object of `size` bytes of the heap, or null when memory has run out.
+    fn take(size: usize) -> *mut u8;
+
+    /// Gives an object of the heap back.
+    ///
+    /// # Safety
+    /// `object` came from [`Objects::take`], was not given back since, and nobody uses it any more.
+    unsafe fn give(object: *mut u8);
+
+    /// Gives what is free back to the kernel, as far as the allocator can.
+    fn trim();
+
+    /// Bytes that users hold by the allocator's own accounts; `None` where it keeps none. Exact when no other thread
+    /// uses it.
+    fn held() -> Option<u64>;
+
+    /// Lets the allocator hold at most `bytes` of memory. False when it has no such limit.
+    fn limit(bytes: usize) -> bool;
 
     /// The backend's structural counters so far.
     fn counters() -> Vec<(String, u64)>;
@@ -83,15 +103,60 @@ impl Objects for SystemMalloc {
         }
     }
 
+    #[inline]
+    fn take(size: usize) -> *mut u8 {
+        Self::alloc(size)
+    }
+
+    #[inline]
+    unsafe fn give(object: *mut u8) {
+        // SAFETY: the caller promises that `object` came from malloc and is live.
+        unsafe { libc::free(object.cast()) }
+    }
+
+    fn trim() {
+        // Another malloc may serve this process; then glibc has nothing to trim.
+        // SAFETY: malloc_trim has no precondition.
+        unsafe { libc::malloc_trim(0) };
+    }
+
+    fn held() -> Option<u64> {
+        None
+    }
+
+    fn limit(_bytes: usize) -> bool {
+        false
+    }
+
     fn counters() -> Vec<(String, u64)> {
         Vec::new()
     }
 }
 
+/// An object allocator with a heap in a static.
+pub trait OwnHeap: ObjectCache {
+    /// Its heap.
+    fn heap() -> &'static Heap<Self>;
+}
+
+macro_rules! own_heap {
+    ($($backend:ty),*) => {$(
+        impl OwnHeap for $backend {
+            #[inline(always)]
+            fn heap() -> &'static Heap<Self> {
+                static HEAP: Heap<$backend> = Heap::new();
+                &HEAP
+            }
+        }
+    )*};
+}
+
+own_heap!(slab_classic::Classic, slub::Slub, slab_unified::Unified);
+
 /// One of the object allocators of this project.
 pub struct Cached<C>(PhantomData<C>);
 
-impl<C: ObjectCache> Objects for Cached<C> {
+impl<C: OwnHeap> Objects for Cached<C> {
     const NAME: &'static str = C::BACKEND;
     type Cache = C;
 
@@ -122,6 +187,38 @@ impl<C: ObjectCache> Objects for Cached<C> {
         unsafe { cache.free_bulk(objects) }
     }
 
+    #[inline(always)]
+    fn take(size: usize) -> *mut u8 {
+        C::heap().malloc(size)
+    }
+
+    #[inline(always)]
+    unsafe fn give(object: *mut u8) {
+        // SAFETY: the caller promises a live object of this heap, which nobody uses any more.
+        unsafe { C::heap().free(object) }
+    }
+
+    fn trim() {
+        for cache in (1..MAX_CACHES as u32).filter_map(C::from_id) {
+            cache.shrink();
+        }
+        C::heap().trim();
+    }
+
+    fn held() -> Option<u64> {
+        let caches = (1..MAX_CACHES as u32).filter_map(C::from_id).map(C::info);
+        let small: usize = caches.map(|info| info.in_use * info.stride).sum();
+        Some(small as u64 + C::heap().stats().large_in_use as u64)
+    }
+
+    fn limit(bytes: usize) -> bool {
+        // The settings of the environment are put in force by the first allocation: not after the limit.
+        // SAFETY: the object was just taken.
+        unsafe { Self::give(Self::take(16)) };
+        page_alloc::config::set_arena_max(bytes);
+        true
+    }
+
     /// Sums over all caches of this backend: its own counters, the slabs, and their pages by order.
     fn counters() -> Vec<(String, u64)> {
         let mut sums = BTreeMap::new();
@@ -137,6 +234,74 @@ impl<C: ObjectCache> Objects for Cached<C> {
             );
         }
         sums.into_iter().collect()
+    }
+}
+
+/// The allocator `O` with a planted leak: it forgets every sixteenth object that it is given back.
+pub struct Leaky<O>(PhantomData<O>);
+
+/// Objects given back to any [`Leaky`].
+static GIVEN: AtomicU64 = AtomicU64::new(0);
+
+fn leaks() -> bool {
+    GIVEN.fetch_add(1, Ordering::Relaxed) % 16 == 15
+}
+
+impl<O: Objects> Objects for Leaky<O> {
+    const NAME: &'static str = crate::backend::LEAK;
+    type Cache = O::Cache;
+
+    fn create(name: &'static str, size: usize) -> Result<O::Cache, String> {
+        O::create(name, size)
+    }
+
+    fn alloc(cache: O::Cache) -> *mut u8 {
+        O::alloc(cache)
+    }
+
+    unsafe fn free(cache: O::Cache, object: *mut u8) {
+        if !leaks() {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { O::free(cache, object) }
+        }
+    }
+
+    fn alloc_bulk(cache: O::Cache, out: &mut [*mut u8]) -> usize {
+        O::alloc_bulk(cache, out)
+    }
+
+    unsafe fn free_bulk(cache: O::Cache, objects: &[*mut u8]) {
+        for &object in objects {
+            // SAFETY: the caller promises it for each object.
+            unsafe { Self::free(cache, object) }
+        }
+    }
+
+    fn take(size: usize) -> *mut u8 {
+        O::take(size)
+    }
+
+    unsafe fn give(object: *mut u8) {
+        if !leaks() {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { O::give(object) }
+        }
+    }
+
+    fn trim() {
+        O::trim();
+    }
+
+    fn held() -> Option<u64> {
+        O::held()
+    }
+
+    fn limit(bytes: usize) -> bool {
+        O::limit(bytes)
+    }
+
+    fn counters() -> Vec<(String, u64)> {
+        O::counters()
     }
 }
 
@@ -157,11 +322,19 @@ pub fn dispatch<R: CacheRun>(
         outcome.counters.extend(O::counters());
         Ok(outcome)
     }
-    match backend {
+    let name = match backend.strip_suffix(":plain") {
+        Some(name) => {
+            page_alloc::config::set_placement(false);
+            name
+        }
+        None => backend,
+    };
+    match name {
         "slab" => run::<R, Cached<slab_classic::Classic>>(job, options),
         "slub" => run::<R, Cached<slub::Slub>>(job, options),
         "unified" => run::<R, Cached<slab_unified::Unified>>(job, options),
         "system" => run::<R, SystemMalloc>(job, options),
+        crate::backend::LEAK => run::<R, Leaky<Cached<slab_unified::Unified>>>(job, options),
         _ if backend.starts_with("so:") => run::<R, SystemMalloc>(job, options),
         _ => Err(format!("this build has no backend '{backend}'")),
     }

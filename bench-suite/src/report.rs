@@ -123,6 +123,9 @@ pub struct Row {
     /// The backend's own counters and the worker's resource usage, as means of the samples, rounded down.
     #[serde(default)]
     pub counters: BTreeMap<String, u64>,
+    /// Several figures of each sample, by name; one list a round (rows of one job share them).
+    #[serde(default)]
+    pub series: BTreeMap<String, Vec<Vec<f64>>>,
 }
 
 impl Row {

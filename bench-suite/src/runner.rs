@@ -344,6 +344,17 @@ impl Run {
             *counters.entry(name.clone()).or_insert(0) += events;
         }
         counters.values_mut().for_each(|events| *events /= count);
+        let mut series: BTreeMap<String, Vec<Vec<f64>>> = BTreeMap::new();
+        for (name, figures) in self
+            .answers
+            .iter()
+            .flat_map(|answer| &answer.outcome.series)
+        {
+            series
+                .entry(name.clone())
+                .or_default()
+                .push(figures.clone());
+        }
         for spec in &task.job.rows {
             report.rows.push(Row {
                 workload: task.workload.clone(),
@@ -368,6 +379,7 @@ impl Run {
                     .sum::<u64>()
                     / count,
                 counters: counters.clone(),
+                series: series.clone(),
             });
         }
     }

@@ -44,5 +44,5 @@ mod tunables;
 
 pub use cache::Classic;
 pub use reap::set_reap_interval;
-pub use slab::Placement;
+pub use slab::{Placement, set_colouring};
 pub use tunables::TuneError;

@@ -17,7 +17,7 @@
 //! there to be asked for.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use page_alloc::{
     GRANULE_SHIFT, Order, PAGE_SHIFT, PAGE_SIZE, PageKind, PageRef, free_pages, meta, page_of,
@@ -228,6 +228,14 @@ pub(crate) fn active(head: PageRef) -> usize {
     State::of(head).active
 }
 
+static COLOURING: AtomicBool = AtomicBool::new(true);
+
+/// Switches the colouring of slabs on (the default) or off, to measure what it is
+/// worth. Slabs made so far stay as they are.
+pub fn set_colouring(on: bool) {
+    COLOURING.store(on, Relaxed);
+}
+
 /// Bytes before the slab's first object.
 pub(crate) fn colour(head: PageRef) -> usize {
     State::of(head).colour
@@ -251,9 +259,14 @@ pub(crate) fn init(g: &Geometry, head: PageRef, cache: u32, colour: usize) -> bo
         }
     }
     head.set_kind(PageKind::Slab);
+    let colours = if COLOURING.load(Relaxed) {
+        g.colours
+    } else {
+        1
+    };
     let state = State {
         active: 0,
-        colour: (colour % g.colours) * g.colour_off,
+        colour: (colour % colours) * g.colour_off,
         link,
     };
     state.store(head);

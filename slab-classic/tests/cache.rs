@@ -76,6 +76,23 @@ fn newest_object_first() {
 }
 
 #[test]
+fn without_colouring_every_slab_starts_alike() {
+    let _alone = alone();
+    slab_classic::set_colouring(false);
+    let cache = Classic::create(&CacheDesc::new("plain", 1008).align(16)).unwrap();
+    let info = cache.info();
+    let objects = take(cache, info.objects_per_slab * 40);
+    slab_classic::set_colouring(true);
+    for p in &objects {
+        let head = page_of(p.as_ptr()).unwrap().head().address() as usize;
+        assert_eq!((p.as_ptr() as usize - head) % info.stride, 0);
+    }
+    give(cache, objects);
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
+}
+
+#[test]
 fn colours_move_and_keep_alignment() {
     let _alone = alone();
     // 3 objects and a rest of 1024 bytes a page; 16 colours of 64 bytes.

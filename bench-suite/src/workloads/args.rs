@@ -89,6 +89,43 @@ pub fn numbers(
     Ok(all)
 }
 
+/// The words of an option, separated by commas, each among `valid` and none of them twice.
+pub fn words(
+    workload: &str,
+    letter: char,
+    value: &str,
+    valid: &[&'static str],
+) -> Result<Vec<&'static str>, String> {
+    let mut all = Vec::new();
+    for part in value.split(',') {
+        let word = valid.iter().find(|word| **word == part).ok_or_else(|| {
+            format!(
+                "{workload}: -{letter} '{part}'; valid: {}",
+                valid.join(", ")
+            )
+        })?;
+        if all.contains(word) {
+            return Err(format!(
+                "{workload}: -{letter} '{value}': {word} is listed twice"
+            ));
+        }
+        all.push(*word);
+    }
+    Ok(all)
+}
+
+/// The length of time of an option, in seconds.
+pub fn seconds(workload: &str, letter: char, value: &str) -> Result<std::time::Duration, String> {
+    value
+        .parse()
+        .ok()
+        .filter(|seconds| (0.001..=3600.0).contains(seconds))
+        .map(std::time::Duration::from_secs_f64)
+        .ok_or_else(|| {
+            format!("{workload}: -{letter} '{value}': not a number of seconds from 0.001 to 3600")
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

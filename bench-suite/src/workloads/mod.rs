@@ -3,15 +3,25 @@
 //! A workload plans *jobs*. A job is what one worker process measures in one go: one row of a table, or several rows
 //! that one measurement yields (for example nanoseconds and cycles).
 
+pub mod aim9;
 pub mod args;
 pub mod classic;
+pub mod colour;
+pub mod contest;
+pub mod crew;
+pub mod ctree;
 pub mod hackbench;
+pub mod kernbench;
 pub mod message;
 pub mod netperf;
 pub mod pages;
+pub mod perf;
 pub mod process;
 pub mod programs;
+pub mod reaim;
 pub mod slab_micro;
+pub mod store;
+pub mod sysbench;
 
 use crate::preload::Route;
 use crate::report::Report;
@@ -77,6 +87,9 @@ pub struct Outcome {
     pub objects: u64,
     /// Structural counters.
     pub counters: BTreeMap<String, u64>,
+    /// Several figures of one sample, by name: for example the time of each run.
+    #[serde(default)]
+    pub series: BTreeMap<String, Vec<f64>>,
     /// The largest resident set of a child process; 0 without children.
     pub child_peak_kib: u64,
     /// The latency of every request that was served, for workloads that show more of them than rows.
@@ -131,6 +144,12 @@ pub const ALL: &[&dyn Workload] = &[
     &pages::highalloc::HighAlloc,
     &classic::Classic,
     &programs::Programs,
+    &sysbench::Sysbench,
+    &reaim::Reaim,
+    &aim9::Aim9,
+    &contest::Contest,
+    &colour::Colour,
+    &kernbench::Kernbench,
 ];
 
 /// The workloads of a run that names none.
