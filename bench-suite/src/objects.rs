@@ -230,7 +230,7 @@ impl<C: OwnHeap> Objects for Cached<C> {
             add("slabs".to_owned(), info.slabs as u64);
             add(
                 format!("pages_in_slabs_of_order_{}", info.slab_order),
-                (info.slabs as u64) << info.slab_order,
+                info.pages() as u64,
             );
         }
         sums.into_iter().collect()

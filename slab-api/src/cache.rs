@@ -189,7 +189,7 @@ impl core::error::Error for Corruption {}
 pub type Counter = (&'static str, u64);
 
 /// Number of structural counters that a cache can report.
-pub const MAX_COUNTERS: usize = 12;
+pub const MAX_COUNTERS: usize = 16;
 
 /// A snapshot of a cache. Exact when no other thread uses the cache.
 #[derive(Clone, Copy, Debug)]
@@ -205,6 +205,9 @@ pub struct CacheInfo {
     pub slab_order: u8,
     /// Slabs, empty ones included.
     pub slabs: usize,
+    /// Pages and objects of all slabs together, where slabs have different orders; those
+    /// above are then what a slab of a cache in full use has. See [`Self::pages`].
+    pub mixed: Option<(usize, usize)>,
     /// Slabs with objects in use or in queues.
     pub active_slabs: usize,
     /// Objects that users hold.
@@ -227,12 +230,25 @@ impl CacheInfo {
             objects_per_slab,
             slab_order,
             slabs: 0,
+            mixed: None,
             active_slabs: 0,
             in_use: 0,
             queued: 0,
             tunables: (0, 0, 0),
             counters: [("", 0); MAX_COUNTERS],
         }
+    }
+
+    /// Pages of all slabs.
+    pub fn pages(&self) -> usize {
+        self.mixed
+            .map_or(self.slabs << self.slab_order, |(pages, _)| pages)
+    }
+
+    /// Objects of all slabs, in use or not.
+    pub fn objects(&self) -> usize {
+        self.mixed
+            .map_or(self.slabs * self.objects_per_slab, |(_, objects)| objects)
     }
 
     /// The value of the named counter; `None` when this backend has none such.

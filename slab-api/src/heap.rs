@@ -396,7 +396,7 @@ impl<B: ObjectCache> Heap<B> {
                 let info = cache.info();
                 stats.small_in_use += info.in_use * info.stride;
                 stats.queued += info.queued * info.stride;
-                stats.slab_bytes += info.slabs * (PAGE_SIZE << info.slab_order);
+                stats.slab_bytes += info.pages() * PAGE_SIZE;
             }
         }
         stats

@@ -47,7 +47,7 @@ pub fn totals() -> Totals {
     each_cache(|_, info| {
         totals.in_use += info.in_use * info.stride;
         totals.queued += info.queued * info.stride;
-        totals.slabs += info.slabs * (PAGE_SIZE << info.slab_order);
+        totals.slabs += info.pages() * PAGE_SIZE;
     });
     totals.in_use += totals.large;
     for zone in (0..).map_while(stats::zone_stats) {
@@ -140,7 +140,7 @@ pub fn write_slabinfo(out: &mut dyn Write) -> fmt::Result {
              : slabdata {:6} {:6} {:6}",
             Word(head.name()),
             info.in_use,
-            info.slabs * info.objects_per_slab,
+            info.objects(),
             info.stride,
             info.objects_per_slab,
             1usize << info.slab_order,

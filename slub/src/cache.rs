@@ -1,30 +1,32 @@
-//! A cache: its record, the nodes' partial lists, and the slow paths.
+//! A cache: its record, the nodes' partial lists, and how a slot gets a slab.
 //!
-//! Lock order: a node's lock, then the page layer's. At most one node's lock is
-//! held at a time. `private[1]` of a slab's record says whether it is on the node's
-//! list; the node's lock guards it.
+//! Lock order: [`MERGE`], then a node's lock, then the page layer's. At most one node's
+//! lock is held at a time. `private[1]` of a slab's record says whether it is on the
+//! node's list; the node's lock guards it.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
-use page_alloc::{
-    GRANULE_SHIFT, Migratetype, PageList, PageRef, alloc_pages, chunk_of, free_pages, granule,
-    meta, purge, slot, topology,
-};
+use page_alloc::{Migratetype, PageList, PageRef, alloc_pages, free_pages, meta, topology};
 use slab_api::checks;
 use slab_api::registry::{self, Backend, CacheHead};
-use slab_api::{
-    CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, MAX_OBJECT,
-    ObjectCache, misuse,
-};
+use slab_api::{CacheDesc, CacheError, Constructor, MAX_OBJECT, ObjectCache, misuse};
 
-use crate::slab::{self, Shape};
+use crate::shuffle::Shuffle;
+use crate::slab::{self, List, Shape};
 use crate::slot::{self as slots, SlotRef};
-use crate::word::{self, Pushed, State};
+use crate::tunables::{Tunables, TuneError, Tuned};
+use crate::word::{self, State};
 
+mod bulk;
+mod check;
+mod create;
+mod free;
 mod object_cache;
+
+pub use create::set_shuffled;
 
 #[derive(Debug)]
 struct Node {
@@ -41,25 +43,39 @@ struct Counters {
     cpu_partial_drain: AtomicU64,
     node_partial_get: AtomicU64,
     remote_node_get: AtomicU64,
+    remote_node_free: AtomicU64,
     free_slow: AtomicU64,
-    free_frozen: AtomicU64,
+    bulk_free: AtomicU64,
     new_slab: AtomicU64,
     discard_slab: AtomicU64,
+    outgrown: AtomicU64,
+    merged: AtomicU64,
 }
 
 #[repr(C)]
 struct Record {
     head: CacheHead,
     shape: Shape,
-    min_partial: usize,
-    /// Slabs that a slot's partial list may hold.
-    cpu_partial: usize,
+    tuned: Tuned,
     migratetype: Migratetype,
     constructor: Option<Constructor>,
+    /// The order of objects in fresh slabs, of a cache with randomised freelists.
+    shuffle: Option<Shuffle>,
+    /// Whether others may share this cache.
+    mergeable: bool,
+    /// Handles that `create` gave out and `destroy` did not take back; [`MERGE`] guards it.
+    users: AtomicU32,
     slabs: AtomicUsize,
+    /// Pages and objects of all slabs.
+    pages: AtomicUsize,
+    objects: AtomicUsize,
     counters: Counters,
     nodes: [Lock<Node>; MAX_NODES],
 }
+
+/// Held while a cache is made or ended: nobody then joins one that ends. Fork does not
+/// wait for it; the child frees it.
+static MERGE: Lock<()> = Lock::new(());
 
 static BACKEND: Backend = Backend {
     name: "slub",
@@ -72,8 +88,17 @@ static BACKEND: Backend = Backend {
             f(unsafe { node.raw() });
         }
     },
-    after_fork: slots::after_fork,
+    after_fork,
 };
+
+unsafe fn after_fork() {
+    // SAFETY: promised by the caller: no other thread exists, so nobody holds the lock
+    // any more.
+    unsafe {
+        MERGE.raw().fork_child();
+        slots::after_fork();
+    }
+}
 
 fn of(head: &CacheHead) -> Slub {
     debug_assert!(ptr::eq(head.backend, &raw const BACKEND));
@@ -96,12 +121,6 @@ fn bump(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// As [`bump`] where every free comes by: without a locked instruction, so threads
-/// that count at the same moment may lose some.
-fn count(counter: &AtomicU64) {
-    counter.store(counter.load(Relaxed) + 1, Relaxed);
-}
-
 const LISTED: u64 = 1;
 
 impl Slub {
@@ -109,58 +128,80 @@ impl Slub {
         &self.0.shape
     }
 
-    /// Makes a slab, frozen, all of its objects on the returned list.
+    /// The numbers that can be set, as they are.
+    pub fn tunables(self) -> Tunables {
+        self.0.tuned.get(self.shape())
+    }
+
+    /// Sets them, for this cache and those merged with it. Slots and nodes follow with
+    /// their next slow path.
+    ///
+    /// # Errors
+    /// [`TuneError`] says which number is out of range; nothing changes then.
+    pub fn tune(self, tunables: Tunables) -> Result<(), TuneError> {
+        self.0.tuned.set(self.shape(), tunables)
+    }
+
+    /// Makes a frozen slab, a page of its objects on the returned list. Of the order
+    /// asked for, or, when memory is short, of a smaller one.
     #[cold]
-    fn new_slab(self) -> Option<(PageRef, *mut u8)> {
-        let head = alloc_pages(self.shape().order, self.0.migratetype)?;
-        let inuse = self.shape().objects;
-        head.word.store(
-            State {
-                head: 0,
-                inuse,
-                frozen: true,
-            }
-            .pack(),
-            Relaxed,
-        );
-        head.private[1].store(0, Relaxed);
+    fn new_slab(self, order: u8) -> Option<(PageRef, List)> {
+        let shape = self.shape();
+        let head = alloc_pages(Shape::page_order(order), self.0.migratetype).or_else(|| {
+            let least = shape.order_after(0);
+            let smaller = Shape::page_order(least);
+            (least < order).then(|| alloc_pages(smaller, self.0.migratetype))?
+        })?;
+        shape.init(head, self.id());
+        let objects = shape.objects(head);
+        let state = State {
+            head: 0,
+            inuse: objects,
+            frozen: true,
+        };
+        head.word.store(state.pack(), Relaxed);
         if let Some(constructor) = self.0.constructor {
-            for i in 0..usize::from(inuse) {
+            for i in 0..usize::from(objects) {
                 // SAFETY: an object of the fresh slab, which nobody else has.
-                unsafe { constructor(head.address().add(i * self.shape().stride)) };
+                unsafe { constructor(slab::base(head).add(i * shape.stride)) };
             }
         }
-        self.shape().init(head, self.id());
         if !checks::ON {
-            for i in 0..usize::from(inuse) {
+            for i in 0..usize::from(objects) {
                 // SAFETY: as above.
-                unsafe { checks::made(head.address().add(i * self.shape().stride), self.id()) };
+                unsafe { checks::made(slab::base(head).add(i * shape.stride), self.id()) };
             }
         }
-        // SAFETY: the slab is ours.
-        let list = unsafe { self.shape().link_page(head) };
         self.0.slabs.fetch_add(1, Relaxed);
+        self.0.pages.fetch_add(1 << head.order(), Relaxed);
+        self.0.objects.fetch_add(objects.into(), Relaxed);
         bump(&self.0.counters.new_slab);
-        Some((head, list))
+        // SAFETY: the slab is ours.
+        Some((head, unsafe {
+            shape.link_page(head, self.0.shuffle.as_ref())
+        }))
     }
 
     #[cold]
     fn discard(self, head: PageRef) {
         self.0.slabs.fetch_sub(1, Relaxed);
+        self.0.pages.fetch_sub(1 << head.order(), Relaxed);
+        let objects = self.shape().objects(head).into();
+        self.0.objects.fetch_sub(objects, Relaxed);
         bump(&self.0.counters.discard_slab);
         let _ = free_pages(head);
     }
 
     /// A slab of the node's list with its whole freelist; a few more go on the
     /// slot's partial list.
-    fn node_partial(self, node: usize, slot: Option<SlotRef>) -> Option<(PageRef, *mut u8)> {
+    fn node_partial(self, node: usize, slot: Option<SlotRef>) -> Option<(PageRef, List)> {
         let mut list = self.0.nodes[node].lock();
         let head = list.partial.pop_front()?;
         head.private[1].store(0, Relaxed);
-        let first = word::freeze_and_take(&head.word, self.shape().objects);
+        let first = word::freeze_and_take(&head.word, self.shape().objects(head));
         if let Some(slot) = slot {
             let cold = slot.cold(self.id());
-            for _ in 0..self.0.cpu_partial / 2 {
+            for _ in 0..self.0.tuned.cpu_slabs() / 2 {
                 let Some(more) = list.partial.pop_front() else {
                     break;
                 };
@@ -169,134 +210,105 @@ impl Slub {
                 cold.push(more);
             }
         }
-        Some((head, slab::object_at(head, first)))
+        Some((head, List::of_name(first)))
     }
 
-    /// A frozen slab with a freelist: partial ones of this node, new ones, partial
-    /// ones of other nodes.
-    fn any_slab(self, node: usize, slot: Option<SlotRef>) -> Option<(PageRef, *mut u8)> {
-        if let Some(found) = self.node_partial(node, slot) {
-            bump(&self.0.counters.node_partial_get);
-            return Some(found);
-        }
-        if let Some(found) = self.new_slab() {
-            return Some(found);
-        }
+    /// A slab of another node that has more than it keeps (`spare`), or any it has.
+    fn remote_partial(self, node: usize, spare: bool) -> Option<(PageRef, List)> {
         let nodes = topology::nodes();
         (1..nodes).find_map(|i| {
-            let found = self.node_partial((node + i) % nodes, slot)?;
+            let remote = (node + i) % nodes;
+            if spare && self.0.nodes[remote].lock().partial.len() <= self.0.tuned.min_partial() {
+                return None;
+            }
+            // Not to the slot's partial list: one slab is what was missing.
+            let found = self.node_partial(remote, None)?;
             bump(&self.0.counters.remote_node_get);
             Some(found)
         })
     }
 
-    /// The CPU slab's freelist is empty (or its last object, or spoilt): finds a
-    /// slab with free objects and takes one.
+    /// A frozen slab with a freelist, and whether it is new: a partial one of this node,
+    /// one that another node can spare, a new one, any of another node.
+    fn any_slab(self, node: usize, slot: Option<SlotRef>) -> Option<(PageRef, List, bool)> {
+        if let Some((head, list)) = self.node_partial(node, slot) {
+            bump(&self.0.counters.node_partial_get);
+            return Some((head, list, false));
+        }
+        let remote = topology::nodes() > 1;
+        if remote
+            && self.0.tuned.try_remote()
+            && let Some((head, list)) = self.remote_partial(node, true)
+        {
+            return Some((head, list, false));
+        }
+        let used = slot.map_or(0, |slot| slot.cold(self.id()).used());
+        if let Some((head, list)) = self.new_slab(self.shape().order_after(used)) {
+            return Some((head, list, true));
+        }
+        let (head, list) = self.remote_partial(node, false).filter(|_| remote)?;
+        Some((head, list, false))
+    }
+
+    /// The CPU slab's freelist is empty (or the slot is armed, or the list spoilt): finds
+    /// a slab with free objects and takes one.
     fn refill(self, slot: SlotRef) -> *mut u8 {
         let (id, shape) = (self.id(), self.shape());
-        let hot = slot.hot(id);
-        if let Some((head, list)) = hot.slab() {
-            if !list.is_null() {
-                // SAFETY: the head of this thread's own list.
-                let next = unsafe { slab::next(list, shape.offset) };
-                if next.is_null() || shape.is_object(head, next) {
-                    hot.set_freelist(next);
-                    return list;
-                }
-                misuse::report("a free object was overwritten:", list);
-                // Its successors are lost: leave them, and the slab, alone.
-                hot.clear();
-            } else if shape.linked(head) < shape.objects {
+        let cold = slot.cold(id);
+        if let Some(head) = cold.slab() {
+            let list = slot.hot(id).list();
+            if !list.is_empty() {
+                return self.open(slot, head, list);
+            } else if shape.has_unlinked(head) {
                 // SAFETY: the CPU slab is this thread's.
-                return self.open(slot, head, unsafe { shape.link_page(head) });
-            } else if let Some(first) = word::take_or_unfreeze(&head.word, shape.objects) {
+                let list = unsafe { shape.link_page(head, self.0.shuffle.as_ref()) };
+                return self.open(slot, head, list);
+            } else if let Some(first) = word::take_or_unfreeze(&head.word, shape.objects(head)) {
                 bump(&self.0.counters.cpu_slab_refill);
-                return self.open(slot, head, slab::object_at(head, first));
-            } else {
-                bump(&self.0.counters.deactivate_cpu_slab);
-                hot.clear();
+                return self.open(slot, head, List::of_name(first));
             }
+            bump(&self.0.counters.deactivate_cpu_slab);
+            slot.close(id);
         }
-        if let Some(head) = slot.cold(id).pop() {
+        if cold.counts_are_high() {
+            self.fold_counts(slot);
+        }
+        while let Some(head) = cold.pop() {
+            if word::load(&head.word).inuse == 0 && head.order() < shape.order_after(cold.used()) {
+                // Nobody holds an object of it, so it is this thread's alone; and the
+                // thread has come to need larger ones.
+                bump(&self.0.counters.outgrown);
+                self.discard(head);
+                continue;
+            }
             bump(&self.0.counters.cpu_partial_alloc);
-            let first = word::freeze_and_take(&head.word, shape.objects);
-            return self.open(slot, head, slab::object_at(head, first));
+            cold.note_use(head, false);
+            let first = word::freeze_and_take(&head.word, shape.objects(head));
+            return self.open(slot, head, List::of_name(first));
         }
         match self.any_slab(slot.node(), Some(slot)) {
-            Some((head, list)) => self.open(slot, head, list),
+            Some((head, list, fresh)) => {
+                cold.note_use(head, fresh);
+                self.open(slot, head, list)
+            }
             None => ptr::null_mut(),
         }
     }
 
     /// Makes `head` the CPU slab and takes the first object of `list`.
-    fn open(self, slot: SlotRef, head: PageRef, list: *mut u8) -> *mut u8 {
+    fn open(self, slot: SlotRef, head: PageRef, list: List) -> *mut u8 {
         let shape = self.shape();
-        if !shape.is_object(head, list) {
-            misuse::report("a free object was overwritten: its link leads to", list);
-            slot.hot(self.id()).clear();
-            return ptr::null_mut();
-        }
+        let p = list.first(slab::base(head));
         // SAFETY: the first object of a list that is this thread's.
-        let next = unsafe { slab::next(list, shape.offset) };
-        slot.hot(self.id()).set_slab(head, next, shape);
-        if !next.is_null() && !shape.is_object(head, next) {
-            misuse::report("a free object was overwritten:", list);
-            slot.hot(self.id()).set_freelist(ptr::null_mut());
+        let mut next =
+            List(unsafe { slab::next(p, shape.offset, slab::key_of(slab::base(head) as usize)) });
+        if !next.is_empty() && !shape.is_object(head, next) {
+            // Its successors are lost.
+            misuse::report("a free object was overwritten:", p);
+            next = List::EMPTY;
         }
-        list
-    }
-
-    /// Frees one object to its slab.
-    fn free_to_slab(self, p: *mut u8, slot: Option<SlotRef>) {
-        let Some((head, distance)) = chunk_of(p, self.shape().order.get()) else {
-            return;
-        };
-        let offset = self.shape().offset;
-        let base = p.wrapping_sub(distance);
-        let granule = (distance >> GRANULE_SHIFT) as u16 + 1;
-        let link = |old| {
-            // SAFETY: the object is ours until the exchange publishes it.
-            unsafe { slab::set_next(p, offset, slab::object_in(base, old)) };
-        };
-        count(&self.0.counters.free_slow);
-        match word::push(&head.word, granule, 1, false, link) {
-            Pushed::Done => {}
-            Pushed::Froze => match slot {
-                Some(slot) if topology::nodes() == 1 || slot.node() == head.node() => {
-                    count(&self.0.counters.cpu_partial_free);
-                    if slot.cold(self.id()).push(head) > self.0.cpu_partial {
-                        self.drain_partial(slot);
-                    }
-                }
-                _ => self.release(head, ptr::null_mut()),
-            },
-            Pushed::Empty => self.free_last(head, granule, link),
-        }
-    }
-
-    /// Frees what seems to be the last object in use of a slab on the node's list,
-    /// and discards the slab if the node has enough of them. Under the lock, so that
-    /// nobody else can discard the slab first and its pages serve another cache.
-    #[cold]
-    fn free_last(self, head: PageRef, granule: u16, link: impl Fn(u16)) {
-        let mut node = self.0.nodes[head.node()].lock();
-        match word::push(&head.word, granule, 1, true, link) {
-            // Frozen or taken meanwhile.
-            Pushed::Done => {}
-            Pushed::Froze => {
-                drop(node);
-                self.release(head, ptr::null_mut());
-            }
-            Pushed::Empty => {
-                debug_assert_eq!(head.private[1].load(Relaxed), LISTED);
-                if node.partial.len() > self.0.min_partial {
-                    node.partial.remove(head);
-                    head.private[1].store(0, Relaxed);
-                    drop(node);
-                    self.discard(head);
-                }
-            }
-        }
+        slot.open(self.id(), shape, head, next);
+        p
     }
 
     /// All slabs of the slot's partial list go to the node.
@@ -304,37 +316,46 @@ impl Slub {
     fn drain_partial(self, slot: SlotRef) {
         bump(&self.0.counters.cpu_partial_drain);
         while let Some(head) = slot.cold(self.id()).pop() {
-            self.release(head, ptr::null_mut());
+            self.release(head, List::EMPTY);
         }
     }
 
     /// Gives up a frozen slab of this thread, with what is left of its list.
-    fn release(self, head: PageRef, mut list: *mut u8) {
-        if self.shape().linked(head) < self.shape().objects {
-            list = self.link_rest(head, list);
-        }
+    fn release(self, head: PageRef, list: List) {
+        let shape = self.shape();
+        let unlinked = shape.objects(head) - shape.linked(head);
         // SAFETY: the list is this thread's.
-        let walked = unsafe { self.shape().walk(head, list, |_| {}) };
-        let (first, last, count) = match walked {
-            Some((last, count)) if count > 0 => (slab::granule_of(head, list), last, count),
-            Some(_) => (0, list, 0),
+        let (list, mut last, mut count) = match unsafe { shape.walk(head, list, |_| {}) } {
+            Some((last, count)) => (list, last, count),
             None => {
-                misuse::report("a free object was overwritten in the list of", list);
-                (0, list, 0)
+                misuse::report(
+                    "a free object was overwritten in the list of",
+                    list.first(slab::base(head)),
+                );
+                (List::EMPTY, ptr::null_mut(), 0)
             }
         };
-        let offset = self.shape().offset;
-        let mut node = self.0.nodes[head.node()].lock();
-        let state = word::deactivate(&head.word, first, count, |old| {
+        if unlinked > 0 && word::load(&head.word).inuse == count + unlinked {
+            // Nobody holds an object of it, and most of it was never touched.
+            return self.discard(head);
+        }
+        let mut first = list;
+        if unlinked > 0 {
+            (first, last, count) = self.link_rest(head, list, last, count);
+        }
+        let link = |old| {
+            let (key, next) = (slab::key_of(slab::base(head) as usize), List::of_name(old));
             // SAFETY: the last object of this thread's list.
-            unsafe { slab::set_next(last, offset, slab::object_at(head, old)) };
-        });
+            unsafe { slab::set_next(last, shape.offset, key, next.0) };
+        };
+        let mut node = self.0.nodes[head.node()].lock();
+        let state = word::deactivate(&head.word, first.name(), count, link);
         // Still under the lock: a free that finds the slab not frozen waits for it
         // before it looks whether the slab is on the list.
         if state.head == 0 {
             return;
         }
-        if state.inuse == 0 && node.partial.len() >= self.0.min_partial {
+        if state.inuse == 0 && node.partial.len() >= self.0.tuned.min_partial() {
             drop(node);
             self.discard(head);
             return;
@@ -348,31 +369,56 @@ impl Slub {
         }
     }
 
-    /// Puts the objects that were never linked in front of a list of the slab.
+    /// Puts the objects that were never linked behind a list of the slab, whose last and
+    /// length are given; returns the whole with its last and length.
     #[cold]
-    fn link_rest(self, head: PageRef, list: *mut u8) -> *mut u8 {
-        let shape = self.shape();
-        // SAFETY: the slab, its unlinked objects and the list are this thread's.
-        unsafe {
-            let first = shape.link(head, shape.objects);
-            if let Some((last, 1..)) = shape.walk(head, first, |_| {}) {
-                slab::set_next(last, shape.offset, list);
-                return first;
+    fn link_rest(
+        self,
+        head: PageRef,
+        mut first: List,
+        mut last: *mut u8,
+        mut count: u16,
+    ) -> (List, *mut u8, u16) {
+        let (shape, key) = (self.shape(), slab::key_of(slab::base(head) as usize));
+        while shape.has_unlinked(head) {
+            // SAFETY: the slab, its unlinked objects and the list are this thread's.
+            unsafe {
+                let more = shape.link_page(head, self.0.shuffle.as_ref());
+                if first.is_empty() {
+                    first = more;
+                } else {
+                    slab::set_next(last, shape.offset, key, more.0);
+                }
+                if let Some((end, n)) = shape.walk(head, more, |_| {}) {
+                    (last, count) = (end, count + n);
+                }
             }
         }
-        list
+        (first, last, count)
     }
 
     /// Gives everything that a slot holds of this cache to the node.
     fn drain(self, slot: SlotRef) {
-        let hot = slot.hot(self.id());
-        if let Some((head, list)) = hot.slab() {
+        let id = self.id();
+        if let Some(head) = slot.cold(id).slab() {
+            let list = slot.hot(id).list();
             bump(&self.0.counters.deactivate_cpu_slab);
-            hot.clear();
+            slot.close(id);
             self.release(head, list);
         }
-        if slot.cold(self.id()).iter().next().is_some() {
+        if slot.cold(id).iter().next().is_some() {
             self.drain_partial(slot);
+        }
+        self.fold_counts(slot);
+        slot.forget(id);
+    }
+
+    /// Takes the slot's counts to the cache's.
+    fn fold_counts(self, slot: SlotRef) {
+        let (slow, partial) = slot.cold(self.id()).take_counts();
+        if slow > 0 {
+            self.0.counters.free_slow.fetch_add(slow, Relaxed);
+            self.0.counters.cpu_partial_free.fetch_add(partial, Relaxed);
         }
     }
 
@@ -391,7 +437,7 @@ impl Slub {
                 list.partial.remove(head);
                 head.private[1].store(0, Relaxed);
                 drop(list);
-                pages += self.shape().order.pages();
+                pages += 1 << head.order();
                 self.discard(head);
             }
         }
@@ -400,16 +446,20 @@ impl Slub {
 
     /// One object without a slot.
     fn take_one(self) -> *mut u8 {
-        let Some((head, list)) = self.any_slab(topology::current_node(), None) else {
+        let Some((head, list, _)) = self.any_slab(topology::current_node(), None) else {
             return ptr::null_mut();
         };
-        if list.is_null() {
-            return list;
-        }
+        let p = list.first(slab::base(head));
         // SAFETY: the first object of a list that is this thread's.
-        let next = unsafe { slab::next(list, self.shape().offset) };
+        let next = List(unsafe {
+            slab::next(
+                p,
+                self.shape().offset,
+                slab::key_of(slab::base(head) as usize),
+            )
+        });
         self.release(head, next);
-        list
+        p
     }
 }
 

@@ -11,14 +11,25 @@
 //!   compare-exchange ([`word`]). If the slab was full it becomes the freeing
 //!   slot's and goes on its partial list; no lock is taken.
 //! - A miss takes, in this order: what was freed to the CPU slab meanwhile (in one
-//!   exchange), a slab of the slot's partial list, one of the node's, a new one.
+//!   exchange), a slab of the slot's partial list, one of the node's, one that another
+//!   node can spare, a new one.
 //! - Full slabs are on no list at all.
+//! - A slot's first slab of a cache is small, and later ones grow with what the slot
+//!   uses: a process has more threads than CPUs, and most use little.
+//! - Caches of one shape are merged; [`Slub::tune`] sets a cache's numbers while it runs.
 //!
-//! Unsafe code is in slab (free pointers), slot and cache; word has none.
+//! Bottom-up: `shuffle` (orders of objects), `slab` (shapes, links), `word` (the slab's
+//! state, generic so that the models check it), `slot` (the fast path), `tunables`,
+//! `cache` (the record and refills; below it creation, frees, bulk, checks, the trait).
+//!
+//! Unsafe code is in slab, slot and cache.
 
 mod cache;
+mod shuffle;
 mod slab;
 mod slot;
+mod tunables;
 pub mod word;
 
-pub use cache::Slub;
+pub use cache::{Slub, set_shuffled};
+pub use tunables::{Tunables, TuneError};

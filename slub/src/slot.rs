@@ -1,11 +1,13 @@
 //! The thread's slot: a CPU slab for each cache.
 //!
 //! ```text
-//!   record: [ registry | node ]  base: [ hot[0] | hot[1] | ... ]  [ cold[1] ... ]
-//!   hot:  freelist | slab's base | slab's bytes | free pointer's offset
+//!   record: [ registry | node ]  base: [ hot[0] | hot[1] | ... ]  [ cold[0] | cold[1] | ... ]
+//!   hot:   list | key | slab's base + offset of links - 8 | base - 8 | bytes + 8
+//!   cold:  CPU slab | CPU partial slabs | how much was used | counts
 //! ```
-//! An all-zero entry, as in `EMPTY`, has no free object, and its slab of 0 bytes
-//! holds no address: every operation misses.
+//! Distances in a slab are larger by 8 than they are, so that 0 ends a list; the two
+//! addresses are smaller by 8 in turn. An all-zero entry, as in `EMPTY`, has no free
+//! object, and its slab of 0 bytes holds no address: every operation misses.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -14,28 +16,43 @@ use page_alloc::slot::Registry;
 use page_alloc::{Page, PageRef, slot, topology};
 use slab_api::registry::MAX_CACHES;
 
-use crate::slab;
+use crate::slab::{self, BIAS, List, Shape};
 
-/// One cache's CPU slab.
+/// One cache's CPU slab, as the fast path needs it.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Hot {
-    freelist: AtomicPtr<u8>,
+    /// The first object of the freelist: its distance, biased; 0 for none.
+    list: AtomicU32,
+    /// The key of the slab's links.
+    key: AtomicU32,
+    /// Plus an object's distance: where its link is.
+    links: AtomicUsize,
+    /// Plus an object's distance: the object.
     base: AtomicUsize,
-    bytes: AtomicU32,
-    offset: AtomicU32,
-    /// The CPU slab's record.
-    slab: AtomicPtr<Page>,
+    /// Distances are below this.
+    bound: AtomicUsize,
 }
 
-/// One cache's CPU partial list.
+/// One cache's entry for the slow paths.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Cold {
-    /// Linked through the slabs' `private[0]`.
+    /// The CPU slab's record.
+    slab: AtomicPtr<Page>,
+    /// The CPU partial list, linked through the slabs' `private[0]`.
     partial: AtomicPtr<Page>,
-    count: AtomicUsize,
+    count: AtomicU32,
+    /// Pages of slabs that the slot took up, in eighths; those that were not new count
+    /// an eighth.
+    used: AtomicU32,
+    /// Frees to other slabs, and how many of those froze one, since [`Cold::take_counts`].
+    pub(crate) free_slow: AtomicU32,
+    pub(crate) partial_free: AtomicU32,
 }
+
+// Two and two a line of cache.
+const _: () = assert!(size_of::<Hot>() == 32 && size_of::<Cold>() == 32);
 
 #[repr(C)]
 struct Slot {
@@ -65,26 +82,13 @@ page_alloc::slot_pointer!(
 
 static REGISTRY: Registry = Registry::new(size_of::<Record>());
 
-/// Takes the first object of the CPU slab's freelist; null when there is none, when
-/// it is the last one, or when its link leads out of the slab.
+/// Takes the first object of the CPU slab's freelist; null when there is none, or when
+/// its link leads out of the slab.
 #[inline(always)]
 pub(crate) fn pop(id: u32) -> *mut u8 {
     // SAFETY: `current` is a slot's base or EMPTY, MAX_CACHES entries long, and ids
-    // are below that. A free object of the CPU slab's list is this thread's.
-    unsafe {
-        let hot = &*current().cast::<Hot>().add(id as usize);
-        let p = hot.freelist.load(Relaxed);
-        if p.is_null() {
-            return p;
-        }
-        let next = slab::next(p, hot.offset.load(Relaxed) as usize);
-        if (next as usize).wrapping_sub(hot.base.load(Relaxed)) >= hot.bytes.load(Relaxed) as usize
-        {
-            return ptr::null_mut();
-        }
-        hot.freelist.store(next, Relaxed);
-        p
-    }
+    // are below that.
+    unsafe { (*current().cast::<Hot>().add(id as usize)).pop() }
 }
 
 /// Puts an object of the CPU slab back; false when it is of another slab.
@@ -94,70 +98,76 @@ pub(crate) fn pop(id: u32) -> *mut u8 {
 #[inline(always)]
 pub(crate) unsafe fn push(id: u32, p: *mut u8) -> bool {
     // SAFETY: as in `pop`; the object is the caller's to give.
-    unsafe {
-        let hot = &*current().cast::<Hot>().add(id as usize);
-        hot.push(p)
-    }
+    unsafe { (*current().cast::<Hot>().add(id as usize)).push(p) }
 }
 
 impl Hot {
     /// # Safety
+    /// The slot must be the calling thread's, or `EMPTY`.
+    #[inline(always)]
+    unsafe fn pop(&self) -> *mut u8 {
+        let list = self.list.load(Relaxed);
+        if list == 0 {
+            return ptr::null_mut();
+        }
+        let at = self.links.load(Relaxed).wrapping_add(list as usize);
+        // SAFETY: the link of a free object of the CPU slab, which is this thread's.
+        let next =
+            unsafe { ptr::with_exposed_provenance::<u32>(at).read() } ^ self.key.load(Relaxed);
+        if next as usize >= self.bound.load(Relaxed) {
+            return ptr::null_mut();
+        }
+        self.list.store(next, Relaxed);
+        ptr::with_exposed_provenance_mut(self.base.load(Relaxed).wrapping_add(list as usize))
+    }
+
+    /// # Safety
     /// As [`push`].
     #[inline(always)]
     unsafe fn push(&self, p: *mut u8) -> bool {
-        if (p as usize).wrapping_sub(self.base.load(Relaxed)) >= self.bytes.load(Relaxed) as usize {
+        let distance = (p as usize).wrapping_sub(self.base.load(Relaxed));
+        if distance >= self.bound.load(Relaxed) {
             return false;
         }
-        // SAFETY: an object of the CPU slab, the caller's to give.
-        unsafe {
-            slab::set_next(
-                p,
-                self.offset.load(Relaxed) as usize,
-                self.freelist.load(Relaxed),
-            )
-        };
-        self.freelist.store(p, Relaxed);
+        let link = self.list.load(Relaxed) ^ self.key.load(Relaxed);
+        let at = self.links.load(Relaxed).wrapping_add(distance);
+        // SAFETY: the link's place in an object of the CPU slab, the caller's to give.
+        unsafe { ptr::with_exposed_provenance_mut::<u32>(at).write(link) };
+        self.list.store(distance as u32, Relaxed);
         true
     }
 
-    /// The CPU slab and what is left of its freelist.
-    pub(crate) fn slab(&self) -> Option<(PageRef, *mut u8)> {
-        // SAFETY: null or a page record, which is never unmapped.
-        let page = unsafe { self.slab.load(Relaxed).as_ref() }?;
-        Some((page, self.freelist.load(Relaxed)))
+    /// What is left of the CPU slab's freelist.
+    pub(crate) fn list(&self) -> List {
+        List(self.list.load(Relaxed))
     }
 
     /// Sets the freelist of the CPU slab.
-    pub(crate) fn set_freelist(&self, p: *mut u8) {
-        self.freelist.store(p, Relaxed);
+    pub(crate) fn set_list(&self, list: List) {
+        self.list.store(list.0, Relaxed);
     }
 
-    /// Makes `head` the CPU slab, with this freelist.
-    pub(crate) fn set_slab(&self, head: PageRef, freelist: *mut u8, shape: &slab::Shape) {
-        self.slab.store(ptr::from_ref(head).cast_mut(), Relaxed);
-        self.base.store(head.address() as usize, Relaxed);
-        self.bytes.store(shape.bytes() as u32, Relaxed);
-        self.offset.store(shape.offset as u32, Relaxed);
-        self.freelist.store(freelist, Relaxed);
-    }
-
-    /// Leaves no CPU slab.
-    pub(crate) fn clear(&self) {
-        self.freelist.store(ptr::null_mut(), Relaxed);
-        self.slab.store(ptr::null_mut(), Relaxed);
+    fn clear(&self) {
+        self.list.store(0, Relaxed);
         self.base.store(0, Relaxed);
-        self.bytes.store(0, Relaxed);
+        self.bound.store(0, Relaxed);
     }
 }
 
 impl Cold {
+    /// The CPU slab.
+    pub(crate) fn slab(&self) -> Option<PageRef> {
+        // SAFETY: null or a page record, which is never unmapped.
+        unsafe { self.slab.load(Relaxed).as_ref() }
+    }
+
     /// Puts a frozen slab on the list; returns how many it has then.
     pub(crate) fn push(&self, head: PageRef) -> usize {
         head.private[0].store(self.partial.load(Relaxed) as u64, Relaxed);
         self.partial.store(ptr::from_ref(head).cast_mut(), Relaxed);
         let count = self.count.load(Relaxed) + 1;
         self.count.store(count, Relaxed);
-        count
+        count as usize
     }
 
     /// Takes the slab put there last.
@@ -171,10 +181,12 @@ impl Cold {
         Some(head)
     }
 
-    /// Forgets the list.
+    /// Forgets everything.
     fn clear(&self) {
+        self.slab.store(ptr::null_mut(), Relaxed);
         self.partial.store(ptr::null_mut(), Relaxed);
         self.count.store(0, Relaxed);
+        self.used.store(0, Relaxed);
     }
 
     fn first(&self) -> Option<PageRef> {
@@ -191,6 +203,40 @@ impl Cold {
             unsafe { next.as_ref() }
         })
     }
+
+    /// How much of the cache the slot has used, in pages.
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Relaxed) as usize / 8
+    }
+
+    /// Notes that a slab was taken up.
+    pub(crate) fn note_use(&self, head: PageRef, fresh: bool) {
+        let pages = 1u32 << head.order();
+        let eighths = if fresh { pages * 8 } else { pages };
+        let used = self.used.load(Relaxed).saturating_add(eighths);
+        self.used.store(used, Relaxed);
+    }
+
+    /// The counts of (free_slow, partial_free), for the cache's own; they start anew.
+    pub(crate) fn take_counts(&self) -> (u64, u64) {
+        let take = |n: &AtomicU32| {
+            let count = n.load(Relaxed);
+            n.store(0, Relaxed);
+            u64::from(count)
+        };
+        (take(&self.free_slow), take(&self.partial_free))
+    }
+
+    /// Whether the counts should be taken before they wrap.
+    pub(crate) fn counts_are_high(&self) -> bool {
+        self.free_slow.load(Relaxed) >= 1 << 30
+    }
+}
+
+/// Adds one to a number that only this thread writes.
+#[inline(always)]
+pub(crate) fn count(n: &AtomicU32) {
+    n.store(n.load(Relaxed).wrapping_add(1), Relaxed);
 }
 
 /// The calling thread's slot, for slow paths.
@@ -210,6 +256,17 @@ impl SlotRef {
     /// The thread's slot, if it has one.
     pub(crate) fn existing() -> Option<Self> {
         NonNull::new(slot_ptr().record()).map(Self)
+    }
+
+    /// The thread's slot, if it has one and its fast paths are open.
+    #[inline(always)]
+    pub(crate) fn open_one() -> Option<Self> {
+        let record = slot_ptr().record();
+        if record == slot_ptr().current() {
+            NonNull::new(record).map(Self)
+        } else {
+            None
+        }
     }
 
     #[cold]
@@ -241,12 +298,48 @@ impl SlotRef {
         unsafe { (*self.0.sub(BASE).cast::<Record>().as_ptr()).node }
     }
 
+    #[inline(always)]
     pub(crate) fn hot(&self, id: u32) -> &Hot {
-        &self.slot().hot[id as usize]
+        &self.slot().hot[id as usize % MAX_CACHES]
     }
 
+    #[inline(always)]
     pub(crate) fn cold(&self, id: u32) -> &Cold {
-        &self.slot().cold[id as usize]
+        &self.slot().cold[id as usize % MAX_CACHES]
+    }
+
+    /// Makes `head` the CPU slab, with this freelist.
+    pub(crate) fn open(&self, id: u32, shape: &Shape, head: PageRef, list: List) {
+        let (hot, base) = (self.hot(id), slab::base(head) as usize);
+        self.cold(id)
+            .slab
+            .store(ptr::from_ref(head).cast_mut(), Relaxed);
+        hot.key.store(slab::key_of(base), Relaxed);
+        hot.links.store(base + shape.offset - BIAS, Relaxed);
+        hot.base.store(base - BIAS, Relaxed);
+        hot.bound.store(shape.bytes(head) + BIAS, Relaxed);
+        hot.set_list(list);
+    }
+
+    /// Leaves no CPU slab.
+    pub(crate) fn close(&self, id: u32) {
+        self.hot(id).clear();
+        self.cold(id).slab.store(ptr::null_mut(), Relaxed);
+    }
+
+    /// Forgets that the slot used the cache, which has nothing of it any more.
+    pub(crate) fn forget(&self, id: u32) {
+        self.hot(id).clear();
+        self.cold(id).clear();
+    }
+
+    /// Takes the first object of the CPU slab's freelist, as the fast path does.
+    ///
+    /// # Safety
+    /// The slot must be the thread's own.
+    pub(crate) unsafe fn pop(&self, id: u32) -> *mut u8 {
+        // SAFETY: promised by the caller.
+        unsafe { self.hot(id).pop() }
     }
 
     /// Puts an object of the slot's CPU slab back; false when it is of another.
@@ -293,10 +386,7 @@ pub(crate) unsafe fn after_fork() {
     for_each(|slot| {
         // SAFETY: the record begins BASE bytes before its base.
         if unsafe { slot.0.sub(BASE).as_ptr() } != mine {
-            slab_api::registry::for_each(|cache| {
-                slot.hot(cache.id).clear();
-                slot.cold(cache.id).clear();
-            });
+            slab_api::registry::for_each(|cache| slot.forget(cache.id));
         }
     });
     // SAFETY: promised by the caller.

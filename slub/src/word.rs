@@ -3,7 +3,7 @@
 //! ```text
 //!   [ frozen : 1 | inuse : 16 | head : 16 ]
 //!     a slot owns    objects not on    first object of the slab's own
-//!     the slab       this freelist     freelist, in granules plus one
+//!     the slab       this freelist     freelist: its distance / 8, plus one
 //! ```
 //! A slab is in one of four places: the CPU slab of a slot and a slot's partial list
 //! (both *frozen*), a node's partial list, or nowhere (*full*: no free object of its
@@ -19,12 +19,16 @@ use core::sync::atomic::Ordering;
 use page_alloc::sync::{Word, spin_hint};
 
 const FROZEN: u64 = 1 << 32;
+/// The bits of the freelist's head.
+const HEAD: u64 = 0xffff;
+/// Where the number of objects in use starts.
+const INUSE: u32 = 16;
 
 /// A slab's word, unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// First object of the slab's own freelist: its granule in the slab plus one;
-    /// 0 for none.
+    /// First object of the slab's own freelist: its distance from the slab's start in
+    /// units of 8 bytes, plus one; 0 for none.
     pub head: u16,
     /// Objects in use or on a slot's freelist.
     pub inuse: u16,
@@ -91,6 +95,10 @@ pub enum Pushed {
 /// the old head, to be written behind the last of them, before each attempt.
 /// `locked` tells whether the caller holds the node's lock: only then may a listed
 /// slab lose its last object in use.
+///
+/// Works on the packed word: this is what a free to another slab than the CPU slab
+/// costs.
+#[inline(always)]
 pub fn push<W: Word>(
     word: &W,
     head: u16,
@@ -98,23 +106,27 @@ pub fn push<W: Word>(
     locked: bool,
     mut link: impl FnMut(u16),
 ) -> Pushed {
-    let (before, after) = update(word, |s| {
-        let full = s.head == 0 && !s.frozen;
-        if !locked && !full && !s.frozen && s.inuse == count {
-            return None;
+    // Acquire and release: as in `update`.
+    let mut found = word.load(Ordering::Acquire);
+    loop {
+        let full = found & (FROZEN | HEAD) == 0;
+        // Not frozen, and as many in use as there are to free.
+        let last = found >> INUSE == u64::from(count);
+        if last && !full && !locked {
+            return Pushed::Empty;
         }
-        link(s.head);
-        Some(State {
-            head,
-            inuse: s.inuse - count,
-            frozen: s.frozen || full,
-        })
-    });
-    match after {
-        None => Pushed::Empty,
-        Some(after) if after.frozen && !before.frozen => Pushed::Froze,
-        Some(after) if !after.frozen && after.inuse == 0 => Pushed::Empty,
-        Some(_) => Pushed::Done,
+        link(found as u16);
+        let frozen = if full { FROZEN } else { 0 };
+        let after = (found & !HEAD).wrapping_sub(u64::from(count) << INUSE) | u64::from(head);
+        let done =
+            word.compare_exchange_weak(found, after | frozen, Ordering::AcqRel, Ordering::Acquire);
+        match done {
+            Ok(_) if full => return Pushed::Froze,
+            Ok(_) if last => return Pushed::Empty,
+            Ok(_) => return Pushed::Done,
+            Err(now) => found = now,
+        }
+        spin_hint();
     }
 }
 

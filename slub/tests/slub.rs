@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::mpsc;
 
 use slab_api::{CacheDesc, ObjectCache};
-use slub::Slub;
+use slub::{Slub, Tunables, TuneError};
 
 fn cache(name: &str, size: usize) -> Slub {
     Slub::create(&CacheDesc::new(name, size).no_merge()).expect("a cache")
@@ -190,4 +190,194 @@ fn constructed_objects_stay_constructed() {
         }
     }
     cache.destroy().expect("nothing in use");
+}
+
+/// Tunes all numbers but those given.
+fn tuned(cache: Slub, change: impl FnOnce(&mut Tunables)) {
+    let mut tunables = cache.tunables();
+    change(&mut tunables);
+    cache.tune(tunables).expect("numbers in range");
+}
+
+fn counter(cache: Slub, name: &str) -> u64 {
+    cache
+        .info()
+        .counter(name)
+        .expect("a counter of this design")
+}
+
+#[test]
+fn caches_of_one_shape_are_merged() {
+    // A stride that no other test here has.
+    let first = Slub::create(&CacheDesc::new("first", 1200)).expect("a cache");
+    assert_eq!(counter(first, "merged"), 0);
+    let second = Slub::create(&CacheDesc::new("second", 1190)).expect("a cache");
+    assert_eq!(second.id(), first.id(), "1190 and 1200 bytes take 1200");
+    assert_eq!(
+        (counter(first, "merged"), counter(first, "aliases")),
+        (1, 1)
+    );
+    let apart = |desc: CacheDesc<'_>| {
+        let cache = Slub::create(&desc).expect("a cache");
+        assert_ne!(cache.id(), first.id(), "{desc:?}");
+        cache.destroy().expect("nothing in use");
+    };
+    unsafe fn construct(_: *mut u8) {}
+    apart(CacheDesc::new("no merge", 1200).no_merge());
+    apart(CacheDesc::new("constructed", 1200).constructor(construct));
+    apart(CacheDesc::new("aligned", 1200).align(64));
+    apart(CacheDesc::new("longer", 1201));
+    apart(CacheDesc::new("type", 1200).migratetype(page_alloc::Migratetype::Movable));
+    let shuffled = Slub::create_shuffled(&CacheDesc::new("shuffled", 1200)).expect("a cache");
+    assert_ne!(shuffled.id(), first.id());
+    shuffled.destroy().expect("nothing in use");
+    // An object outlives the alias that it was taken by, and the first creator.
+    let p = take(second);
+    second.destroy().expect("the other stays");
+    assert_eq!(counter(first, "aliases"), 0);
+    assert_eq!(first.destroy(), Err(slab_api::DestroyError::Busy(1)));
+    give(first, p);
+    let id = first.id();
+    first.destroy().expect("nothing in use");
+    assert!(Slub::from_id(id).is_none());
+}
+
+#[test]
+fn bulk_frees_take_one_exchange_a_run() {
+    let cache = cache("bulk", 64);
+    let mut objects = vec![std::ptr::null_mut(); 4096];
+    assert_eq!(cache.alloc_bulk(&mut objects), 4096);
+    cache.validate().expect("valid");
+    let slabs = cache.info().slabs as u64;
+    // SAFETY: taken above.
+    unsafe { cache.free_bulk(&objects) };
+    let runs = counter(cache, "bulk_free");
+    assert!((1..=slabs).contains(&runs), "{runs} runs of {slabs} slabs");
+    assert!(counter(cache, "free_slow") >= 1000);
+    assert_eq!(cache.info().in_use, 0);
+    cache.validate().expect("valid");
+    // Alternating between two slabs, as two queues would be drained: still two runs.
+    assert_eq!(cache.alloc_bulk(&mut objects), 4096);
+    let (front, back) = (&objects[..64], &objects[2000..2064]);
+    let mixed: Vec<*mut u8> = front.iter().zip(back).flat_map(|(a, b)| [*a, *b]).collect();
+    let before = counter(cache, "bulk_free");
+    // SAFETY: taken above.
+    unsafe { cache.free_bulk(&mixed) };
+    assert!(counter(cache, "bulk_free") - before <= 4);
+    // SAFETY: the others of those taken.
+    unsafe {
+        cache.free_bulk(&objects[64..2000]);
+        cache.free_bulk(&objects[2064..]);
+    }
+    cache.validate().expect("valid");
+    cache.destroy().expect("nothing in use");
+}
+
+#[test]
+fn slabs_grow_with_what_a_thread_uses() {
+    let cache = cache("growth", 64);
+    let order = |p: usize| {
+        page_alloc::page_of(std::ptr::with_exposed_provenance(p))
+            .expect("ours")
+            .order()
+    };
+    let objects: Vec<usize> = (0..4000).map(|_| take(cache)).collect();
+    assert_eq!(order(objects[0]), 0, "one page at first");
+    let most = cache.tunables().order;
+    assert_eq!(order(objects[3999]), most);
+    let orders: Vec<u8> = objects.iter().map(|p| order(*p)).collect();
+    assert!(orders.is_sorted(), "in between they double");
+    // A thread that needs few has few pages.
+    let few = std::thread::spawn(move || order(take(cache))).join();
+    assert_eq!(few.expect("no thread fails"), 0);
+    // Small slabs that a slot has outgrown go as soon as they are empty.
+    for p in objects {
+        give(cache, p);
+    }
+    let again: Vec<usize> = (0..4000).map(|_| take(cache)).collect();
+    assert!(counter(cache, "outgrown") > 0, "{:?}", cache.info());
+    for p in again {
+        give(cache, p);
+    }
+    cache.validate().expect("valid");
+}
+
+#[test]
+fn numbers_can_be_set_while_the_cache_runs() {
+    let cache = cache("tuned", 512);
+    let fill = |n| (0..n).map(|_| take(cache)).collect::<Vec<usize>>();
+    let drop_all = |objects: Vec<usize>| objects.into_iter().for_each(|p| give(cache, p));
+    tuned(cache, |t| t.order = 0);
+    let objects = fill(400);
+    assert_eq!(cache.info().slabs, 50, "pages of eight objects");
+    // No partial list: each slab that a free finds full goes to the node.
+    tuned(cache, |t| (t.cpu_partial, t.min_partial) = (0, 0));
+    let before = counter(cache, "cpu_partial_drain");
+    drop_all(objects);
+    assert!(counter(cache, "cpu_partial_drain") - before >= 49);
+    assert!(
+        cache.info().slabs <= 2,
+        "min_partial of 0 keeps no empty slab"
+    );
+    tuned(cache, |t| {
+        (t.order, t.cpu_partial, t.min_partial) = (3, 800, 1000)
+    });
+    let objects = fill(400);
+    let orders: std::collections::BTreeSet<u8> = objects
+        .iter()
+        .map(|p| {
+            page_alloc::page_of(std::ptr::with_exposed_provenance(*p))
+                .expect("ours")
+                .order()
+        })
+        .collect();
+    assert_eq!(orders.last(), Some(&3));
+    let before = counter(cache, "cpu_partial_drain");
+    drop_all(objects);
+    assert_eq!(counter(cache, "cpu_partial_drain"), before, "all fit");
+    let refused = cache.tune(Tunables {
+        order: 6,
+        ..cache.tunables()
+    });
+    assert_eq!(refused, Err(TuneError::Order));
+    cache.validate().expect("valid");
+    cache.destroy().expect("nothing in use");
+}
+
+#[test]
+fn shuffled_slabs_hand_out_every_object_in_no_order() {
+    let cache = Slub::create_shuffled(&CacheDesc::new("shuffled", 64).no_merge()).expect("a cache");
+    let objects: Vec<usize> = (0..1000).map(|_| take(cache)).collect();
+    let steps = objects.windows(2).filter(|w| w[1] == w[0] + 64).count();
+    assert!(steps < 100, "{steps} of 999 objects follow their neighbour");
+    let distinct: HashSet<usize> = objects.iter().copied().collect();
+    assert_eq!(distinct.len(), 1000);
+    for p in objects {
+        give(cache, p);
+    }
+    cache.validate().expect("valid");
+    cache.destroy().expect("nothing in use");
+}
+
+#[test]
+fn validation_looks_at_cpu_slabs_too() {
+    let cache = cache("checked", 64);
+    let objects: Vec<usize> = (0..8).map(|_| take(cache)).collect();
+    for p in &objects[..4] {
+        give(cache, *p);
+    }
+    cache.validate().expect("valid");
+    let spoilt: *mut u8 = std::ptr::with_exposed_provenance_mut(objects[1]);
+    // SAFETY: mapped; writing to a free object is the misuse under test. Its content is
+    // put back below.
+    let kept: [u8; 64] = unsafe { spoilt.cast::<[u8; 64]>().read() };
+    // SAFETY: as above.
+    unsafe { spoilt.write_bytes(0, 64) };
+    let found = cache
+        .validate()
+        .expect_err("a link of the CPU slab's list is gone");
+    assert!(found.what.contains("freelist"), "{found}");
+    // SAFETY: as above.
+    unsafe { spoilt.cast::<[u8; 64]>().write(kept) };
+    cache.validate().expect("valid again");
 }
