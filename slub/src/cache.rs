@@ -10,13 +10,12 @@ use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{
-    GRANULE_SHIFT, Migratetype, PageList, PageRef, alloc_pages, chunk_of, free_pages, granule,
-    meta, purge, slot, topology,
+    GRANULE_SHIFT, Migratetype, PageList, PageRef, chunk_of, granule, meta, purge, slot, topology,
 };
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
     CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, MAX_OBJECT,
-    ObjectCache, misuse,
+    ObjectCache, guard, misuse,
 };
 
 use crate::slab::{self, Shape};
@@ -111,7 +110,7 @@ impl Slub {
     /// Makes a slab, frozen, all of its objects on the returned list.
     #[cold]
     fn new_slab(self) -> Option<(PageRef, *mut u8)> {
-        let head = alloc_pages(self.shape().order, self.0.migratetype)?;
+        let head = guard::alloc_slab(self.shape().order, self.0.migratetype, self.shape().guard)?;
         let inuse = self.shape().objects;
         head.word.store(
             State {
@@ -123,13 +122,14 @@ impl Slub {
             Relaxed,
         );
         head.private[1].store(0, Relaxed);
+        // First the records, so that a constructor can ask whose the object is.
+        self.shape().init(head, self.id());
         if let Some(constructor) = self.0.constructor {
             for i in 0..usize::from(inuse) {
                 // SAFETY: an object of the fresh slab, which nobody else has.
                 unsafe { constructor(head.address().add(i * self.shape().stride)) };
             }
         }
-        self.shape().init(head, self.id());
         // SAFETY: the slab is ours.
         let list = unsafe { self.shape().link_page(head) };
         self.0.slabs.fetch_add(1, Relaxed);
@@ -141,7 +141,7 @@ impl Slub {
     fn discard(self, head: PageRef) {
         self.0.slabs.fetch_sub(1, Relaxed);
         bump(&self.0.counters.discard_slab);
-        let _ = free_pages(head);
+        guard::free_slab(head, self.shape().guard);
     }
 
     /// A slab of the node's list with its whole freelist; a few more go on the

@@ -13,6 +13,7 @@
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use page_alloc::{GRANULE_SHIFT, Order, PAGE_SIZE, PageKind, PageRef, page_of};
+use slab_api::guard;
 
 /// A slab's shape, the same for all slabs of a cache.
 #[derive(Clone, Copy, Debug)]
@@ -22,34 +23,38 @@ pub(crate) struct Shape {
     pub(crate) offset: usize,
     pub(crate) order: Order,
     pub(crate) objects: u16,
+    /// Bytes of the guard behind each slab.
+    pub(crate) guard: usize,
 }
 
 /// Small objects, up to 256 bytes, take [`SMALL_ORDER`]; then the kernel's rule: the
 /// lowest order up to 3 with at least 12 objects that wastes at most 1/16, else 1/8,
-/// else 1/4; objects too large for that take the order up to 5 that wastes least.
-pub(crate) fn order_for(stride: usize) -> Order {
+/// else 1/4; objects too large for that take the order up to 5 that wastes least. The
+/// last `guard` bytes of a slab hold no objects.
+pub(crate) fn order_for(stride: usize, guard: usize) -> Order {
     if stride <= 256 {
         return Order::new(SMALL_ORDER).unwrap_or(Order::ZERO);
     }
     // 4 * (fls(cpus) + 1) for two CPUs; a constant, so that the same program has the
     // same slabs on every machine.
     const MIN_OBJECTS: usize = 12;
-    let waste = |order: u8| (PAGE_SIZE << order) % stride;
+    let least = if guard > 0 { guard::MIN_ORDER } else { 0 };
+    let room = |order: u8| (PAGE_SIZE << order) - guard;
+    let waste = |order: u8| room(order) % stride;
     for fraction in [16, 8, 4] {
-        let found = (0..=3).find(|order| {
-            (PAGE_SIZE << order) / stride >= MIN_OBJECTS
-                && waste(*order) * fraction <= PAGE_SIZE << order
+        let found = (least..=3).find(|order| {
+            room(*order) / stride >= MIN_OBJECTS && waste(*order) * fraction <= PAGE_SIZE << order
         });
         if let Some(order) = found.and_then(Order::new) {
             return order;
         }
     }
-    let holds = |order: &u8| PAGE_SIZE << order >= stride;
+    let holds = |order: &u8| room(*order) >= stride;
     (3..=3)
         .filter(holds)
         .find(|order| waste(*order) * 8 <= PAGE_SIZE << order)
         .or_else(|| {
-            (0..=5)
+            (least..=5)
                 .filter(holds)
                 .min_by_key(|o| (waste(*o) << (5 - o), *o))
         })
@@ -235,12 +240,12 @@ mod tests {
     #[test]
     fn orders_hold_every_class() {
         for stride in (16..=32768).step_by(16) {
-            let order = order_for(stride);
+            let order = order_for(stride, 0);
             assert!(order.bytes() >= stride && order.get() <= 5, "{stride}");
             assert!(order.bytes() / stride < u16::MAX as usize);
         }
-        assert_eq!(order_for(64).get(), SMALL_ORDER);
-        assert_eq!(order_for(1024).get(), 2);
+        assert_eq!(order_for(64, 0).get(), SMALL_ORDER);
+        assert_eq!(order_for(1024, 0).get(), 2);
     }
 
     #[test]

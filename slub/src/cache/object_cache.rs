@@ -17,8 +17,9 @@ impl ObjectCache for Slub {
         if stride > MAX_OBJECT * 2 {
             return Err(CacheError::Size);
         }
-        let order = slab::order_for(stride);
-        let objects = (order.bytes() / stride) as u16;
+        let guard = guard::bytes(desc);
+        let order = slab::order_for(stride, guard);
+        let objects = ((order.bytes() - guard) / stride) as u16;
         let cpu_partial_objects = match stride {
             4096.. => 6,
             1024.. => 24,
@@ -36,6 +37,7 @@ impl ObjectCache for Slub {
                     offset,
                     order,
                     objects,
+                    guard,
                 },
                 min_partial: (stride.ilog2() as usize / 2).clamp(5, 10),
                 cpu_partial: (2 * cpu_partial_objects / usize::from(objects)).clamp(8, 30),
