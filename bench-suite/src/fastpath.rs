@@ -39,6 +39,19 @@ const LOOPS: [(&str, u64, u64); 4] = [
 
 const BACKENDS: [&str; 3] = ["unified", "slub", "slab"];
 
+/// The same with the hardened heap: what to print, and the value of `backend=`.
+const SECURE: [(&str, &str); 3] = [
+    ("unified+sec", "unified,secure=1"),
+    ("slub+sec", "slub,secure=1"),
+    ("slab+sec", "slab,secure=1"),
+];
+
+/// Hardened allocators: by the files that Debian or their own makefiles install.
+const HARDENED: [(&str, &str); 2] = [
+    ("scudo", "libclang_rt.scudo_standalone-x86_64.so"),
+    ("hardened", "libhardened_malloc.so"),
+];
+
 /// Other allocators, by the files that Debian installs.
 const PEERS: [(&str, &str); 3] = [
     ("mimalloc", "libmimalloc.so.2"),
@@ -130,13 +143,15 @@ struct Options {
     json: Option<PathBuf>,
     check: Option<PathBuf>,
     ours_only: bool,
+    secure: bool,
 }
 
-const USAGE: &str = "usage: bench-suite fastpath [--lib LIBSLAB_PRELOAD.SO] [--ours] [--json FILE] [--check FILE]\n\
+const USAGE: &str = "usage: bench-suite fastpath [--lib LIBSLAB_PRELOAD.SO] [--ours] [--secure] [--json FILE] [--check FILE]\n\
     \n\
     Instructions of a malloc + free pair of 64 bytes, counted by callgrind, the driver's own subtracted.\n\
     --lib FILE    the library to count (default: built by cargo)\n\
     --ours        our three backends only, no other allocators\n\
+    --secure      our hardened heaps (secure=1), glibc and hardened allocators\n\
     --json FILE   writes the figures ('-': to standard output)\n\
     --check FILE  exit status 3 if one of ours exceeds the figure recorded in FILE by more than 3 (or 5 %)";
 
@@ -178,6 +193,7 @@ fn parse(args: &[String]) -> Result<Option<Options>, String> {
             "--json" => options.json = Some(file()?),
             "--check" => options.check = Some(file()?),
             "--ours" => options.ours_only = true,
+            "--secure" => options.secure = true,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument {other}; --help lists them")),
         }
@@ -267,9 +283,10 @@ fn measure_all(options: &Options) -> Result<bool, String> {
 
 fn subjects(options: &Options, ours: &Path) -> Vec<Subject> {
     let mut all = Vec::new();
-    for backend in BACKENDS {
+    let plain = BACKENDS.map(|backend| (backend, backend));
+    for (name, backend) in if options.secure { SECURE } else { plain } {
         all.push(Subject {
-            name: backend.to_owned(),
+            name: name.to_owned(),
             library: Some(ours.to_owned()),
             backend: Some(backend),
         });
@@ -280,14 +297,17 @@ fn subjects(options: &Options, ours: &Path) -> Vec<Subject> {
             library: None,
             backend: None,
         });
-        for (name, file) in PEERS {
+        let peers: &[(&str, &str)] = if options.secure { &HARDENED } else { &PEERS };
+        for (name, file) in peers {
             let found = LIBRARY_DIRECTORIES
                 .iter()
-                .map(|directory| Path::new(directory).join(file))
+                .map(PathBuf::from)
+                .chain(compiler_directories())
+                .map(|directory| directory.join(file))
                 .find(|path| path.exists());
             match found {
                 Some(library) => all.push(Subject {
-                    name: name.to_owned(),
+                    name: (*name).to_owned(),
                     library: Some(library),
                     backend: None,
                 }),
@@ -296,6 +316,15 @@ fn subjects(options: &Options, ours: &Path) -> Vec<Subject> {
         }
     }
     all
+}
+
+/// Where clang keeps its run-time libraries, in each installed version.
+fn compiler_directories() -> impl Iterator<Item = PathBuf> {
+    let entries = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
+    entries("/usr/lib".into())
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("llvm-"))
+        .flat_map(move |llvm| entries(llvm.path().join("lib/clang")))
+        .map(|version| version.path().join("lib/linux"))
 }
 
 /// The recorded figures of ours: (allocator, loop) to instructions.

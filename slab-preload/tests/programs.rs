@@ -9,17 +9,26 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{BACKENDS, Outcome, Run, find_program, fresh_dir, kill_group, library, need};
+use common::{BACKENDS, Outcome, Run, SECURE, find_program, fresh_dir, kill_group, library, need};
 
 /// Runs the program without the library and under each backend and compares. `workers` are the
 /// processes (by name) that must have been seen with the library mapped.
 fn same_output(workers: &[&str], run: impl Fn(Option<&str>) -> Outcome) {
+    same_output_in(&BACKENDS, workers, run);
+}
+
+/// As [`same_output`], with the hardened heaps as well.
+fn same_output_secure(workers: &[&str], run: impl Fn(Option<&str>) -> Outcome) {
+    same_output_in(&[BACKENDS, SECURE].concat(), workers, run);
+}
+
+fn same_output_in(backends: &[&str], workers: &[&str], run: impl Fn(Option<&str>) -> Outcome) {
     let plain = run(None).expect_success("without a preload");
     assert!(
         !plain.stdout.is_empty(),
         "the program prints something to compare"
     );
-    for backend in BACKENDS {
+    for &backend in backends {
         let outcome = run(Some(backend)).expect_success(backend);
         assert!(
             outcome.stdout == plain.stdout,
@@ -66,7 +75,7 @@ fn python_threads() {
     let Some(python) = need("python3") else {
         return;
     };
-    same_output(&["python3"], |backend| {
+    same_output_secure(&["python3"], |backend| {
         Run::under(&python, backend)
             .args(["-c", PYTHON_THREADS])
             .run()
@@ -99,7 +108,7 @@ fn python_multiprocessing() {
     };
     let script = fresh_dir("python").join("pool.py");
     fs::write(&script, PYTHON_PROCESSES).expect("a script");
-    same_output(&["python3"], |backend| {
+    same_output_secure(&["python3"], |backend| {
         Run::under(&python, backend).arg(&script).run()
     });
 }
@@ -130,7 +139,7 @@ fn gcc() {
     let Some(gxx) = need("g++") else { return };
     let directory = fresh_dir("gcc");
     fs::write(directory.join("program.cpp"), CXX).expect("a source file");
-    same_output(&["cc1plus"], |backend| {
+    same_output_secure(&["cc1plus"], |backend| {
         Run::under(&gxx, backend)
             .args(["-std=c++17", "-O2", "-S", "-o", "-", "program.cpp"])
             .dir(&directory)
@@ -163,7 +172,7 @@ fn git() {
     let (Some(bash), Some(_)) = (need("bash"), need("git")) else {
         return;
     };
-    same_output(&["git", "bash"], |backend| {
+    same_output_secure(&["git", "bash"], |backend| {
         Run::under(&bash, backend)
             .args(["-c", GIT])
             .dir(fresh_dir("git"))
@@ -381,7 +390,7 @@ fn redis() {
         plain.lines().count() > 20_000,
         "the commands were answered: {plain}"
     );
-    for backend in BACKENDS {
+    for backend in [BACKENDS, SECURE].concat() {
         assert_eq!(redis_session(&server, Some(backend)), plain, "{backend}");
     }
 }
