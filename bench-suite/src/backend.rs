@@ -115,7 +115,7 @@ mod tests {
         assert_ne!(all[0], all[1]);
         assert_eq!(all[1].name(), "unified:plain");
         assert!(Backend::parse("system:plain").is_err());
-        assert!(!VALID.contains(LEAK));
+        assert!(!valid().contains(LEAK));
     }
 
     #[test]

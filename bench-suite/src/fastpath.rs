@@ -39,6 +39,19 @@ const LOOPS: [(&str, u64, u64); 4] = [
 
 const BACKENDS: [&str; 3] = ["unified", "slub", "slab"];
 
+/// The same with the hardened heap: what to print, and the value of `backend=`.
+const SECURE: [(&str, &str); 3] = [
+    ("unified+sec", "unified,secure=1"),
+    ("slub+sec", "slub,secure=1"),
+    ("slab+sec", "slab,secure=1"),
+];
+
+/// Hardened allocators: by the files that Debian or their own makefiles install.
+const HARDENED: [(&str, &str); 2] = [
+    ("scudo", "libclang_rt.scudo_standalone-x86_64.so"),
+    ("hardened", "libhardened_malloc.so"),
+];
+
 /// Other allocators, by the files that Debian installs.
 const PEERS: [(&str, &str); 3] = [
     ("mimalloc", "libmimalloc.so.2"),
@@ -131,14 +144,16 @@ struct Options {
     check: Option<PathBuf>,
     ours_only: bool,
     unchecked: bool,
+    secure: bool,
 }
 
-const USAGE: &str = "usage: bench-suite fastpath [--lib LIBSLAB_PRELOAD.SO] [--ours] [--unchecked] [--json FILE] [--check FILE]\n\
+const USAGE: &str = "usage: bench-suite fastpath [--lib LIBSLAB_PRELOAD.SO] [--ours] [--unchecked] [--secure] [--json FILE] [--check FILE]\n\
     \n\
     Instructions of a malloc + free pair of 64 bytes, counted by callgrind, the driver's own subtracted.\n\
     --lib FILE    the library to count (default: built by cargo)\n\
     --ours        our three backends only, no other allocators\n\
     --unchecked   our three once more, built without the detection of misuse: what it costs\n\
+    --secure      our hardened heaps (secure=1), glibc and hardened allocators\n\
     --json FILE   writes the figures ('-': to standard output)\n\
     --check FILE  exit status 3 if one of ours exceeds the figure recorded in FILE by more than 3 (or 5 %)";
 
@@ -181,6 +196,7 @@ fn parse(args: &[String]) -> Result<Option<Options>, String> {
             "--check" => options.check = Some(file()?),
             "--ours" => options.ours_only = true,
             "--unchecked" => options.unchecked = true,
+            "--secure" => options.secure = true,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument {other}; --help lists them")),
         }
@@ -229,7 +245,7 @@ fn measure_all(options: &Options) -> Result<bool, String> {
     println!();
     let mut rows = Vec::new();
     let mut good = true;
-    let mut all = subjects(options.ours_only, &ours);
+    let mut all = subjects(options.ours_only, options.secure, &ours);
     if options.unchecked {
         let library = build_with(
             &["--features", "slab-preload/unchecked"],
@@ -286,11 +302,12 @@ fn measure_all(options: &Options) -> Result<bool, String> {
 }
 
 /// Our three backends, and the other allocators unless only ours are wanted.
-pub(crate) fn subjects(ours_only: bool, ours: &Path) -> Vec<Subject> {
+pub(crate) fn subjects(ours_only: bool, secure: bool, ours: &Path) -> Vec<Subject> {
     let mut all = Vec::new();
-    for backend in BACKENDS {
+    let plain = BACKENDS.map(|backend| (backend, backend));
+    for (name, backend) in if secure { SECURE } else { plain } {
         all.push(Subject {
-            name: backend.to_owned(),
+            name: name.to_owned(),
             library: Some(ours.to_owned()),
             backend: Some(backend),
         });
@@ -301,14 +318,17 @@ pub(crate) fn subjects(ours_only: bool, ours: &Path) -> Vec<Subject> {
             library: None,
             backend: None,
         });
-        for (name, file) in PEERS {
+        let peers: &[(&str, &str)] = if secure { &HARDENED } else { &PEERS };
+        for (name, file) in peers {
             let found = LIBRARY_DIRECTORIES
                 .iter()
-                .map(|directory| Path::new(directory).join(file))
+                .map(PathBuf::from)
+                .chain(compiler_directories())
+                .map(|directory| directory.join(file))
                 .find(|path| path.exists());
             match found {
                 Some(library) => all.push(Subject {
-                    name: name.to_owned(),
+                    name: (*name).to_owned(),
                     library: Some(library),
                     backend: None,
                 }),
@@ -317,6 +337,15 @@ pub(crate) fn subjects(ours_only: bool, ours: &Path) -> Vec<Subject> {
         }
     }
     all
+}
+
+/// Where clang keeps its run-time libraries, in each installed version.
+fn compiler_directories() -> impl Iterator<Item = PathBuf> {
+    let entries = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
+    entries("/usr/lib".into())
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("llvm-"))
+        .flat_map(move |llvm| entries(llvm.path().join("lib/clang")))
+        .map(|version| version.path().join("lib/linux"))
 }
 
 /// The recorded figures of ours: (allocator, loop) to instructions.

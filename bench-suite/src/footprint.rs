@@ -154,7 +154,7 @@ fn measure(library: Option<PathBuf>, json: Option<&Path>) -> Result<(), String> 
         .collect();
     println!("{:<12}{title}", "");
     let mut rows = Vec::new();
-    for subject in subjects(false, &ours) {
+    for subject in subjects(false, false, &ours) {
         print!("{:<12}", subject.name);
         for (mode, _) in COLUMNS {
             let mut all = Vec::new();

@@ -267,6 +267,7 @@ mod tests {
             rss_rest_kib: rest,
             objects: 1,
             counters: Default::default(),
+            series: Default::default(),
         }
     }
 

@@ -84,7 +84,10 @@ fn blocks_are_printed_as_in_2005() {
     let blocks: Vec<&str> = REAIM.split("\n\n").map(str::trim).collect();
     assert_eq!(blocks.len(), 3);
     for (block, file) in blocks.iter().zip(["multiuser", "multiuser", "compute"]) {
-        let printed = find("reaim").unwrap().original(&report(block, file));
+        let printed = find("reaim")
+            .unwrap()
+            .appendix(&report(block, file))
+            .unwrap();
         // The mail's heads also name the machine.
         let lines = |text: &str| -> Vec<String> {
             let all = text.lines().filter(|line| !line.contains(" LOAD"));

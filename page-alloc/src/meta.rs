@@ -1,6 +1,6 @@
 //! The metadata pool: memory for the allocator's own records (slots, magazines,
 //! cache descriptors), in a reservation of its own so that no overflow of a
-//! user's object reaches it.
+//! user's object reaches it: the first and the last page are never made accessible.
 //!
 //! Power-of-two sizes from 64 bytes, carved upwards and recycled through one free
 //! list a size. All memory comes zeroed. The pool spans less than 2 GiB, so that
@@ -159,9 +159,11 @@ impl Pool {
         loop {
             let at = os::reserve(span);
             if !at.is_null() {
-                let base = at.expose_provenance();
+                // A guard at each end.
+                let guard = os::page_size();
+                let (base, span) = (at.expose_provenance() + guard, span - 2 * guard);
                 BASE.store(base, Ordering::Relaxed);
-                let middle = base + span / 4;
+                let middle = base + (span / 4).next_multiple_of(guard);
                 self.slots = Part {
                     next: base,
                     committed: base,

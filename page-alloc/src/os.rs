@@ -175,6 +175,34 @@ pub unsafe fn protect_none(at: *mut u8, bytes: usize) -> bool {
     ) == 0
 }
 
+/// Makes pages readable only: what is written once and must not change. False when
+/// refused; the pages are then as they were.
+///
+/// # Safety
+/// As [`commit`]; nothing may write to the range afterwards.
+pub unsafe fn seal(at: *mut u8, bytes: usize) -> bool {
+    let prot = libc::PROT_READ as usize;
+    sys(libc::SYS_mprotect, [at as usize, bytes, prot, 0, 0, 0]) == 0
+}
+
+/// Fills `buf` with the kernel's random bytes. False when it gives none (an early boot,
+/// a sandbox): the caller needs another source.
+#[must_use]
+pub fn random(buf: &mut [u8]) -> bool {
+    let at = buf.as_mut_ptr() as usize;
+    let flags = libc::GRND_NONBLOCK as usize;
+    sys(libc::SYS_getrandom, [at, buf.len(), flags, 0, 0, 0]) == buf.len() as isize
+}
+
+/// The 16 random bytes that the kernel gave the program at its start; `None` without.
+pub fn start_random() -> Option<[u8; 16]> {
+    // SAFETY: getauxval has no preconditions; AT_RANDOM points at 16 bytes that stay.
+    unsafe {
+        let at = libc::getauxval(libc::AT_RANDOM) as *const [u8; 16];
+        (!at.is_null()).then(|| at.read())
+    }
+}
+
 fn advise(at: *mut u8, bytes: usize, advice: c_int) -> bool {
     ADVISED.fetch_add(1, Ordering::Relaxed);
     if planted(Call::Advise)

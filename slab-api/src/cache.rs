@@ -42,6 +42,8 @@ pub struct CacheDesc<'a> {
     pub hwcache_align: bool,
     /// Keeps the cache apart from others of the same shape.
     pub no_merge: bool,
+    /// Ends each slab with an inaccessible page: see [`crate::guard`].
+    pub guarded: bool,
 }
 
 /// The largest object of a cache, in bytes; larger ones are runs of pages.
@@ -58,6 +60,7 @@ impl<'a> CacheDesc<'a> {
             migratetype: Migratetype::Unmovable,
             hwcache_align: false,
             no_merge: false,
+            guarded: false,
         }
     }
 
@@ -88,6 +91,12 @@ impl<'a> CacheDesc<'a> {
     /// Never merged with another cache.
     pub const fn no_merge(mut self) -> Self {
         self.no_merge = true;
+        self
+    }
+
+    /// With a guard page behind each slab.
+    pub const fn guarded(mut self) -> Self {
+        self.guarded = true;
         self
     }
 

@@ -267,9 +267,6 @@ pub fn parse<'a>(text: &'a [u8], mut problem: impl FnMut(Problem<'a>)) -> Settin
     if settings.percpu == PerCpu::Rseq {
         problem(Problem::NotBuilt("percpu=rseq", "slots are threads"));
     }
-    if settings.secure {
-        problem(Problem::NotBuilt("secure=1", "the default checks are on"));
-    }
     if !settings.debug.is_empty() {
         problem(Problem::NotBuilt("debug", "the default checks are on"));
     }

@@ -59,6 +59,7 @@ macro_rules! __conformance_checks {
             exhaustion threads churn oracle shrink_gives_back
             ids lines_are_kept_apart many_caches extended_misuse late_frees
             destroy_takes_from_threads refusals shrink_keeps_what_is_in_use
+            slabs_end_in_guards
             heap_sizes heap_alignment heap_realloc heap_zeroing heap_misuse heap_oracle
             heap_threads);
     };

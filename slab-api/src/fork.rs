@@ -53,6 +53,7 @@ pub unsafe fn child() {
     bypass_for_fork(false);
     // SAFETY: as promised by the caller.
     unsafe { page_alloc::fork::child() };
+    crate::secure::forked();
     each_cache_lock(FutexLock::fork_child);
     registry::with_raw_locks(FutexLock::fork_child);
     let mut done: [Option<&'static Backend>; 8] = [None; 8];

@@ -40,6 +40,11 @@ pub fn realloc_counts() -> (u64, u64, u64) {
     )
 }
 
+/// Counts bytes of large objects that another layer hands out (or takes back, negative).
+pub(crate) fn account(bytes: isize) {
+    LIVE_BYTES.fetch_add(bytes as u64, Relaxed);
+}
+
 fn pages(bytes: usize) -> usize {
     (bytes >> PAGE_SHIFT) + usize::from(bytes & (PAGE_SIZE - 1) != 0)
 }

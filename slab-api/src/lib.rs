@@ -5,13 +5,15 @@
 //! - [`registry`]: all caches by id, whatever their backend;
 //! - [`misuse`], [`fork`], [`config`]: reports, fork handlers, settings;
 //! - [`report`]: statistics as text and JSON;
+//! - [`guard`]: guard pages behind slabs;
 //! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`].
 //!
+//! - [`malloc`], [`secure`]: what a malloc offers; the hardened heap;
 //! - [`typed`]: caches of Rust types; `allocator`: collections on a heap (feature
 //!   `allocator-api2`); `conformance`: the suite every backend runs (feature).
 //!
-//! Unsafe code is in typed, allocator, config, cache, registry, fork, large, heap, checks and
-//! misuse.
+//! Unsafe code is in typed, allocator, config, cache, registry, fork, guard, checks,
+//! large, heap, misuse, malloc, secure, secure/object, secure/large and secure/secret.
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
@@ -22,11 +24,14 @@ pub mod config;
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
 pub mod fork;
+pub mod guard;
 pub mod heap;
 pub mod large;
+pub mod malloc;
 pub mod misuse;
 pub mod registry;
 pub mod report;
+pub mod secure;
 pub mod typed;
 
 pub use cache::{
@@ -34,4 +39,6 @@ pub use cache::{
     MAX_OBJECT, ObjectCache,
 };
 pub use heap::{Heap, HeapStats};
+pub use malloc::Malloc;
+pub use secure::Secure;
 pub use typed::{Cache, Object};

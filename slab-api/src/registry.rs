@@ -6,6 +6,7 @@
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::OnceLock;
 
 use page_alloc::granule;
 use page_alloc::sync::{FutexLock, Lock};
@@ -172,10 +173,24 @@ pub fn slots_lock() -> impl Drop {
     SLOTS.lock()
 }
 
+/// Calls the given function with each lock of a layer above the caches.
+pub type LayerLocks = fn(&mut dyn FnMut(&FutexLock));
+
+static LAYER: OnceLock<LayerLocks> = OnceLock::new();
+
+/// Makes the locks of the heap that serves as the process's malloc part of what `fork`
+/// takes: between the lock of creation and all others. The first call counts.
+pub fn set_layer_locks(locks: LayerLocks) {
+    let _ = LAYER.set(locks);
+}
+
 pub(crate) fn with_raw_locks(f: impl Fn(&FutexLock)) {
     // SAFETY: the fork handlers mark, take and release raw locks in pairs.
     unsafe {
         f(CREATE.raw());
+        if let Some(locks) = LAYER.get() {
+            locks(&mut |lock| f(lock));
+        }
         f(SLOTS.raw());
         f(REGISTER.raw());
     }

@@ -86,7 +86,7 @@ fn nonsense_is_named_with_the_nearest_word() {
 
 #[test]
 fn what_is_not_built_is_said() {
-    for text in ["secure=1", "debug=FZ:malloc-*", "percpu=rseq"] {
+    for text in ["debug=FZ:malloc-*", "percpu=rseq"] {
         let line = line(text);
         assert!(line.contains("is not available in this build: "), "{line}");
     }

@@ -120,7 +120,13 @@ impl Classic {
     /// As there.
     pub fn create_placed(desc: &CacheDesc<'_>, placement: Placement) -> Result<Self, CacheError> {
         let (align, stride) = desc.layout()?;
-        let geometry = Geometry::new(stride, align, placement, desc.constructor.is_some());
+        let geometry = Geometry::new(
+            stride,
+            align,
+            placement,
+            desc.constructor.is_some(),
+            slab_api::guard::bytes(desc),
+        );
         let tunables = Tunables::for_size(stride);
         let aliens = Self::make_aliens()?;
         let free_aliens = || {

@@ -8,8 +8,8 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use page_alloc::topology::MAX_NODES;
-use page_alloc::{PageRef, alloc_pages, page_of, topology};
-use slab_api::checks;
+use page_alloc::{PageRef, page_of, topology};
+use slab_api::{checks, guard};
 
 use crate::array::{self, Source, View};
 use crate::cache::{Classic, bump};
@@ -30,11 +30,11 @@ impl Classic {
     /// Makes a slab that is on no list.
     #[cold]
     fn new_slab(self) -> Option<PageRef> {
-        let head = alloc_pages(self.0.geometry.order, self.0.migratetype)?;
-        let next = self.0.colour_next[head.node() % MAX_NODES].fetch_add(1, Relaxed);
         let geometry = &self.0.geometry;
+        let head = guard::alloc_slab(geometry.order, self.0.migratetype, geometry.guard)?;
+        let next = self.0.colour_next[head.node() % MAX_NODES].fetch_add(1, Relaxed);
         if !slab::init(geometry, head, self.id_of(), next as usize) {
-            let _ = page_alloc::free_pages(head);
+            guard::free_slab(head, geometry.guard);
             return None;
         }
         if let Some(constructor) = self.0.constructor {

@@ -19,9 +19,8 @@
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use page_alloc::{
-    GRANULE_SHIFT, Order, PAGE_SHIFT, PAGE_SIZE, PageKind, PageRef, free_pages, meta, page_of,
-};
+use page_alloc::{GRANULE_SHIFT, Order, PAGE_SHIFT, PAGE_SIZE, PageKind, PageRef, meta, page_of};
+use slab_api::guard;
 
 /// Bytes of index stack that fit a page's record.
 const IN_RECORD: usize = 32;
@@ -63,6 +62,8 @@ pub(crate) struct Geometry {
     placement: Placement,
     /// Indices have 16 bits.
     wide: bool,
+    /// Bytes of the guard behind each slab.
+    pub(crate) guard: usize,
 }
 
 impl Geometry {
@@ -71,11 +72,13 @@ impl Geometry {
         align: usize,
         placement: Placement,
         constructed: bool,
+        guard: usize,
     ) -> Self {
+        let least = if guard > 0 { guard::MIN_ORDER } else { 0 };
         let width = |objects: usize| if objects > 256 { 2 } else { 1 };
         // Objects of a slab, and the bytes that neither they nor the stack use.
         let fit = |order: u8| {
-            let bytes = PAGE_SIZE << order;
+            let bytes = (PAGE_SIZE << order) - guard;
             let mut objects = bytes / stride;
             let mut stack = 0;
             if placement == Placement::AtEnd {
@@ -88,12 +91,12 @@ impl Geometry {
             (objects, bytes - objects * stride - stack)
         };
         let holds = |order: &u8| fit(*order).0 > 0;
-        let order = (0..=MAX_ORDER)
+        let order = (least..=MAX_ORDER)
             .filter(holds)
             .find(|order| fit(*order).1 * 8 <= PAGE_SIZE << order)
             // Rests of slabs of different sizes, brought to the largest.
             .or_else(|| {
-                (0..=MAX_ORDER)
+                (least..=MAX_ORDER)
                     .filter(holds)
                     .min_by_key(|order| (fit(*order).1 << (MAX_ORDER - order), *order))
             })
@@ -111,6 +114,7 @@ impl Geometry {
             reciprocal: (1u64 << 32).div_ceil(stride as u64),
             placement: if unfit { Placement::Outside } else { placement },
             wide: width(objects) == 2,
+            guard,
         }
     }
 
@@ -287,7 +291,7 @@ pub(crate) fn discard(g: &Geometry, head: PageRef) {
         // SAFETY: made by `init` with this size; nobody uses the slab any more.
         unsafe { meta::free(stack, g.bytes_of_stack()) };
     }
-    let _ = free_pages(head);
+    guard::free_slab(head, g.guard);
 }
 
 /// Takes up to `out.len()` free objects; returns how many.
@@ -360,7 +364,7 @@ mod tests {
     #[test]
     fn indices_follow_from_addresses() {
         for stride in (16..=32768).step_by(16) {
-            let g = Geometry::new(stride, 16, Placement::Outside, false);
+            let g = Geometry::new(stride, 16, Placement::Outside, false, 0);
             for index in 0..g.objects {
                 assert_eq!(g.index(g.offset(index)), index, "{stride}");
             }
@@ -371,7 +375,7 @@ mod tests {
     fn slabs_waste_little_and_colours_keep_alignment() {
         for stride in (0..slab_api::class::CLASSES).map(slab_api::class::size) {
             let align = (1 << stride.trailing_zeros()).min(PAGE_SIZE);
-            let g = Geometry::new(stride, align, Placement::Outside, false);
+            let g = Geometry::new(stride, align, Placement::Outside, false, 0);
             let bytes = g.order.bytes();
             let rest = bytes - g.objects * stride;
             assert!(g.objects > 0 && g.order.get() <= MAX_ORDER);
@@ -398,7 +402,7 @@ mod tests {
             Placement::AtEnd,
         ] {
             for stride in [16, 48, 64, 112, 128, 1008, 4096, 9216] {
-                let g = Geometry::new(stride, 16, placement, false);
+                let g = Geometry::new(stride, 16, placement, false, 0);
                 let head = alloc_pages(g.order, Migratetype::Unmovable).unwrap();
                 assert!(init(&g, head, 7, 1));
                 let mut out = vec![NONE; g.objects + 5];
@@ -432,9 +436,9 @@ mod tests {
 
     #[test]
     fn constructed_objects_hold_no_stack() {
-        let g = Geometry::new(512, 16, Placement::InFreeObject, true);
+        let g = Geometry::new(512, 16, Placement::InFreeObject, true, 0);
         assert_eq!(g.placement, Placement::Outside);
-        let g = Geometry::new(16, 16, Placement::InFreeObject, false);
+        let g = Geometry::new(16, 16, Placement::InFreeObject, false, 0);
         assert_eq!(g.placement, Placement::Outside, "too large for an object");
     }
 }

@@ -1,37 +1,51 @@
-//! The three heaps of the library, of which a process uses one.
+//! The heaps of the library, of which a process uses one: for each backend the normal one
+//! and the hardened one.
 
-use slab_api::{Heap, ObjectCache};
+use core::marker::PhantomData;
+
+use slab_api::{Heap, Malloc, Secure};
 use slab_classic::Classic;
 use slab_unified::Unified;
 use slub::Slub;
 
-/// A backend with its process-wide heap.
-pub trait Installed: ObjectCache + Sized + 'static {
-    /// The heap that this backend's malloc serves from.
-    fn heap() -> &'static Heap<Self>;
+/// A process-wide heap that can be put behind the C functions.
+pub trait Installed: 'static {
+    /// The kind of heap.
+    type Heap: Malloc;
+    /// The heap itself.
+    fn heap() -> &'static Self::Heap;
 }
 
-static CLASSIC: Heap<Classic> = Heap::new();
-static SLUB: Heap<Slub> = Heap::new();
-static UNIFIED: Heap<Unified> = Heap::new();
+/// Names the hardened heap of a backend.
+pub struct Secured<B>(PhantomData<B>);
 
-impl Installed for Classic {
-    #[inline(always)]
-    fn heap() -> &'static Heap<Self> {
-        &CLASSIC
-    }
+macro_rules! installed {
+    ($($backend:ty: $heap:ident, $secure:ident;)*) => {$(
+        static $heap: Heap<$backend> = Heap::new();
+        static $secure: Secure<$backend> = Secure::new();
+
+        impl Installed for $backend {
+            type Heap = Heap<Self>;
+
+            #[inline(always)]
+            fn heap() -> &'static Heap<Self> {
+                &$heap
+            }
+        }
+
+        impl Installed for Secured<$backend> {
+            type Heap = Secure<$backend>;
+
+            #[inline(always)]
+            fn heap() -> &'static Secure<$backend> {
+                &$secure
+            }
+        }
+    )*};
 }
 
-impl Installed for Slub {
-    #[inline(always)]
-    fn heap() -> &'static Heap<Self> {
-        &SLUB
-    }
-}
-
-impl Installed for Unified {
-    #[inline(always)]
-    fn heap() -> &'static Heap<Self> {
-        &UNIFIED
-    }
+installed! {
+    Classic: CLASSIC, SECURE_CLASSIC;
+    Slub: SLUB, SECURE_SLUB;
+    Unified: UNIFIED, SECURE_UNIFIED;
 }

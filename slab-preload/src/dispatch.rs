@@ -20,12 +20,12 @@ use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-use page_alloc::purge;
+use page_alloc::{os, purge};
 use slab_classic::Classic;
 use slab_unified::Unified;
 use slub::Slub;
 
-use crate::backend::Installed;
+use crate::backend::{Installed, Secured};
 use crate::{entry, start, watch};
 
 /// One function pointer for each operation; all fields are pointers, in C order.
@@ -74,9 +74,12 @@ impl Table {
 static CLASSIC: Table = Table::of::<Classic>();
 static SLUB: Table = Table::of::<Slub>();
 static UNIFIED: Table = Table::of::<Unified>();
+static SECURE_CLASSIC: Table = Table::of::<Secured<Classic>>();
+static SECURE_SLUB: Table = Table::of::<Secured<Slub>>();
+static SECURE_UNIFIED: Table = Table::of::<Secured<Unified>>();
 
-/// The table in force. A cache line of its own keeps every hot entry in one line.
-#[repr(C, align(64))]
+/// The table in force. A page of its own, so that it can be made read-only once it is final.
+#[repr(C, align(4096))]
 pub struct Live(UnsafeCell<Table>);
 
 // SAFETY: after construction every access is an atomic, word-sized one: `install` stores through
@@ -99,6 +102,9 @@ pub enum Choice {
     Slub = 2,
     Classic = 3,
 }
+
+/// Threads inside `install`'s loop.
+static WRITERS: AtomicUsize = AtomicUsize::new(0);
 
 /// The choice as a number; 0 while none was made.
 static CHOSEN: AtomicU8 = AtomicU8::new(0);
@@ -128,15 +134,24 @@ pub fn install() -> Choice {
         Err(3) => Choice::Classic,
         Err(_) => Choice::Unified,
     };
-    let own = match choice {
-        Choice::Unified => &UNIFIED,
-        Choice::Slub => &SLUB,
-        Choice::Classic => &CLASSIC,
+    let secure = start::configured_secure();
+    let own: &'static Table = match (choice, secure) {
+        (Choice::Unified, false) => &UNIFIED,
+        (Choice::Slub, false) => &SLUB,
+        (Choice::Classic, false) => &CLASSIC,
+        (Choice::Unified, true) => &SECURE_UNIFIED,
+        (Choice::Slub, true) => &SECURE_SLUB,
+        (Choice::Classic, true) => &SECURE_CLASSIC,
     };
     BACKEND.store(own);
     TABLE.store(own);
-    purge::set_watcher(watch::follow);
-    watch::follow();
+    if secure {
+        // The table is final, and is sealed: nobody puts counting entries in front.
+        start::once_secured(choice);
+    } else {
+        purge::set_watcher(watch::follow);
+        watch::follow();
+    }
     start::once_installed();
     choice
 }
@@ -199,12 +214,29 @@ impl Live {
     fn store(&self, source: &'static Table) {
         let from: *const usize = core::ptr::from_ref(source).cast();
         let to: *mut usize = self.0.get().cast();
+        // SeqCst pairs with the one in `seal`: see there.
+        WRITERS.fetch_add(1, Ordering::SeqCst);
         for word in 0..WORDS {
             // SAFETY: both tables are WORDS words long (asserted above); the destination is only
             // accessed atomically, and the source is immutable.
             unsafe {
-                AtomicUsize::from_ptr(to.add(word)).store(from.add(word).read(), Ordering::Release)
+                let (from, to) = (from.add(word).read(), AtomicUsize::from_ptr(to.add(word)));
+                // A table that is final may be read-only.
+                if to.load(Ordering::SeqCst) != from {
+                    to.store(from, Ordering::SeqCst);
+                }
             };
+        }
+        WRITERS.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Makes the table read-only, once it is final. It stays as it is where the kernel refuses or
+    /// has larger pages, or while another thread is writing (the same words).
+    pub fn seal(&self) {
+        // Whoever comes to `install` after this look finds every word final, and stores none.
+        if os::page_size() == align_of::<Live>() && WRITERS.load(Ordering::SeqCst) == 0 {
+            // SAFETY: the page is this table's alone, and nobody writes to it any more.
+            unsafe { os::seal(self.0.get().cast(), size_of::<Live>()) };
         }
     }
 

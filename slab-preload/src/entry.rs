@@ -10,6 +10,8 @@
 use core::ffi::{c_int, c_void};
 use core::ptr;
 
+use slab_api::Malloc as _;
+
 use crate::backend::Installed;
 use crate::errno;
 

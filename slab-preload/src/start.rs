@@ -13,8 +13,12 @@ use std::sync::OnceLock;
 
 use page_alloc::os;
 use page_alloc::text::FdWriter;
-use slab_api::{config, fork};
+use slab_api::{config, fork, registry};
+use slab_classic::Classic;
+use slab_unified::Unified;
+use slub::Slub;
 
+use crate::backend::{Installed as _, Secured};
 use crate::dispatch::{self, Choice};
 use crate::report;
 
@@ -25,6 +29,20 @@ pub fn configured_backend() -> Choice {
         config::Backend::Slub => Choice::Slub,
         config::Backend::Slab => Choice::Classic,
     }
+}
+
+/// Is the hardened heap asked for?
+pub fn configured_secure() -> bool {
+    config::settings().secure
+}
+
+/// Called by whoever filled the table with a hardened heap, before [`once_installed`].
+pub fn once_secured(choice: Choice) {
+    registry::set_layer_locks(match choice {
+        Choice::Unified => |f| Secured::<Unified>::heap().locks(f),
+        Choice::Slub => |f| Secured::<Slub>::heap().locks(f),
+        Choice::Classic => |f| Secured::<Classic>::heap().locks(f),
+    });
 }
 
 /// Called by whoever filled the table; the body runs once in a process.
@@ -69,6 +87,9 @@ unsafe extern "C" fn after_fork_child() {
 
 extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, _envp: *const *const c_char) {
     dispatch::chosen();
+    if configured_secure() {
+        dispatch::TABLE.seal();
+    }
 }
 
 extern "C" fn destructor() {

@@ -10,9 +10,11 @@ use core::ffi::{c_int, c_void};
 
 use page_alloc::os;
 
-use crate::backend::Installed as _;
+use slab_api::Malloc as _;
+
+use crate::backend::{Installed as _, Secured};
 use crate::dispatch::{export, with_backend};
-use crate::{entry, report};
+use crate::{entry, report, start};
 
 export! {
     /// C `malloc`.
@@ -116,6 +118,9 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
 /// `_pad` bytes at the top of its heap; this heap has no top.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
+    if start::configured_secure() {
+        return with_backend!(B => c_int::from(Secured::<B>::heap().trim()));
+    }
     with_backend!(B => c_int::from(B::heap().trim()))
 }
 

@@ -1,12 +1,12 @@
 //! The C programs of `tests/cases`, each distilled from public reports against other allocators,
-//! under each backend.
+//! under each backend, and under its hardened heap.
 
 mod common;
 
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 
-use common::{Run, compile_all, in_parallel};
+use common::{Run, SECURE, compile_all, in_parallel};
 
 fn programs() -> &'static [PathBuf] {
     static PROGRAMS: OnceLock<Vec<PathBuf>> = OnceLock::new();
@@ -61,4 +61,19 @@ fn slub() {
 #[test]
 fn slab() {
     all_pass(Some("slab"));
+}
+
+#[test]
+fn unified_secure() {
+    all_pass(Some(SECURE[0]));
+}
+
+#[test]
+fn slub_secure() {
+    all_pass(Some(SECURE[1]));
+}
+
+#[test]
+fn slab_secure() {
+    all_pass(Some(SECURE[2]));
 }

@@ -9,7 +9,15 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{BACKENDS, Run, find_program, fresh_dir, kill_group, library, need, same_output};
+use common::{
+    BACKENDS, Outcome, Run, SECURE, find_program, fresh_dir, kill_group, library, need,
+    same_output, same_output_in,
+};
+
+/// As [`same_output`], with the hardened heaps as well.
+fn same_output_secure(workers: &[&str], run: impl Fn(Option<&str>) -> Outcome) {
+    same_output_in(&[BACKENDS, SECURE].concat(), workers, run);
+}
 
 const PYTHON_THREADS: &str = r#"
 import threading, hashlib, json, re
@@ -39,7 +47,7 @@ fn python_threads() {
     let Some(python) = need("python3") else {
         return;
     };
-    same_output(&["python3"], |backend| {
+    same_output_secure(&["python3"], |backend| {
         Run::under(&python, backend)
             .args(["-c", PYTHON_THREADS])
             .run()
@@ -72,7 +80,7 @@ fn python_multiprocessing() {
     };
     let script = fresh_dir("python").join("pool.py");
     fs::write(&script, PYTHON_PROCESSES).expect("a script");
-    same_output(&["python3"], |backend| {
+    same_output_secure(&["python3"], |backend| {
         Run::under(&python, backend).arg(&script).run()
     });
 }
@@ -103,7 +111,7 @@ fn gcc() {
     let Some(gxx) = need("g++") else { return };
     let directory = fresh_dir("gcc");
     fs::write(directory.join("program.cpp"), CXX).expect("a source file");
-    same_output(&["cc1plus"], |backend| {
+    same_output_secure(&["cc1plus"], |backend| {
         Run::under(&gxx, backend)
             .args(["-std=c++17", "-O2", "-S", "-o", "-", "program.cpp"])
             .dir(&directory)
@@ -136,7 +144,7 @@ fn git() {
     let (Some(bash), Some(_)) = (need("bash"), need("git")) else {
         return;
     };
-    same_output(&["git", "bash"], |backend| {
+    same_output_secure(&["git", "bash"], |backend| {
         Run::under(&bash, backend)
             .args(["-c", GIT])
             .dir(fresh_dir("git"))
@@ -354,7 +362,7 @@ fn redis() {
         plain.lines().count() > 20_000,
         "the commands were answered: {plain}"
     );
-    for backend in BACKENDS {
+    for backend in [BACKENDS, SECURE].concat() {
         assert_eq!(redis_session(&server, Some(backend)), plain, "{backend}");
     }
 }

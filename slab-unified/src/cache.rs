@@ -9,12 +9,13 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{
-    Migratetype, Order, PAGE_SIZE, PageList, PageRef, alloc_pages, chunk_of, free_pages, granule,
-    meta, page_of, purge, slot, topology,
+    Migratetype, Order, PAGE_SIZE, PageList, PageRef, chunk_of, granule, meta, page_of, purge,
+    slot, topology,
 };
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
     CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, ObjectCache, checks,
+    guard,
 };
 
 use crate::depot::Depot;
@@ -66,6 +67,8 @@ struct Record {
     head: CacheHead,
     order: Order,
     objects: usize,
+    /// Bytes of the guard behind each slab.
+    guard: usize,
     max_level: u8,
     /// Empty slabs that a node keeps.
     keep_empty: usize,
@@ -126,8 +129,8 @@ impl Unified {
     /// Makes a slab, all of whose objects are free; it is on no list.
     #[cold]
     fn new_slab(self) -> Option<PageRef> {
-        let head = alloc_pages(self.0.order, self.0.migratetype)?;
-        slab::init(head, self.id(), self.0.head.stride as usize);
+        let head = guard::alloc_slab(self.0.order, self.0.migratetype, self.0.guard)?;
+        slab::init(head, self.id(), self.0.head.stride as usize, self.0.objects);
         if let Some(constructor) = self.0.constructor {
             // SAFETY: each is an object of the fresh slab, which nobody else has.
             slab::for_each_free(head, |p| unsafe { constructor(p) });
@@ -240,7 +243,7 @@ impl Unified {
             }
             for head in discard.iter().flatten() {
                 bump(&self.0.counters.discard_slab);
-                let _ = free_pages(head);
+                guard::free_slab(head, self.0.guard);
             }
         }
     }
@@ -503,7 +506,7 @@ impl Unified {
                 };
                 bump(&self.0.counters.discard_slab);
                 pages += self.0.order.pages();
-                let _ = free_pages(head);
+                guard::free_slab(head, self.0.guard);
             }
         }
         pages

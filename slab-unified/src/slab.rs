@@ -14,20 +14,23 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use page_alloc::{GRANULE_SHIFT, Order, PAGE_SHIFT, PAGE_SIZE, PageKind, PageRef, page_of};
+use slab_api::guard;
 
 /// Chooses the slab's order: the smallest with at least eight objects (or order 3)
 /// that wastes at most an eighth; failing that, the one up to order 5 that wastes
-/// least.
-pub(crate) fn order_for(stride: usize) -> Order {
-    let waste = |order: u8| ((PAGE_SIZE << order) % stride, order);
-    let holds = |order: &u8| PAGE_SIZE << order >= stride;
-    let enough = |order: &u8| *order >= 3 || (PAGE_SIZE << order) / stride >= 8;
-    (0..=5)
+/// least. The last `guard` bytes of a slab hold no objects.
+pub(crate) fn order_for(stride: usize, guard: usize) -> Order {
+    let least = if guard > 0 { guard::MIN_ORDER } else { 0 };
+    let room = |order: u8| (PAGE_SIZE << order) - guard;
+    let waste = |order: u8| (room(order) % stride, order);
+    let holds = |order: &u8| room(*order) >= stride;
+    let enough = |order: &u8| *order >= 3 || room(*order) / stride >= 8;
+    (least..=5)
         .filter(holds)
         .find(|order| enough(order) && waste(*order).0 * 8 <= PAGE_SIZE << order)
         // Shares of slabs of different sizes, brought to the largest.
         .or_else(|| {
-            (0..=5)
+            (least..=5)
                 .filter(holds)
                 .min_by_key(|o| (waste(*o).0 << (5 - o), *o))
         })
@@ -59,9 +62,8 @@ fn pages(head: PageRef) -> impl Iterator<Item = PageRef> {
     })
 }
 
-/// Makes a slab of fresh pages: all objects free.
-pub(crate) fn init(head: PageRef, cache: u32, stride: usize) {
-    let count = (PAGE_SIZE << head.order()) / stride;
+/// Makes a slab of `count` free objects of fresh pages.
+pub(crate) fn init(head: PageRef, cache: u32, stride: usize, count: usize) {
     let step = stride >> GRANULE_SHIFT;
     let mut granule = 0;
     let end = count * step;
@@ -153,9 +155,9 @@ mod tests {
     #[test]
     fn takes_every_object_once_in_address_order() {
         for stride in [16, 48, 64, 112, 1000_usize.next_multiple_of(16), 4096, 9216] {
-            let order = order_for(stride);
+            let order = order_for(stride, 0);
             let head = alloc_pages(order, Migratetype::Unmovable).unwrap();
-            init(head, 7, stride);
+            init(head, 7, stride, order.bytes() / stride);
             let count = order.bytes() / stride;
             assert_eq!(free_objects(head), count);
             let mut out = vec![core::ptr::null_mut(); count + 5];
@@ -177,9 +179,9 @@ mod tests {
     #[test]
     fn orders_waste_little() {
         for stride in (16..=32768).step_by(16) {
-            let bytes = order_for(stride).bytes();
+            let bytes = order_for(stride, 0).bytes();
             assert!(bytes >= stride, "{stride}");
         }
-        assert_eq!(order_for(64).get(), 0);
+        assert_eq!(order_for(64, 0).get(), 0);
     }
 }

@@ -9,10 +9,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
-use page_alloc::{Migratetype, PageList, PageRef, alloc_pages, free_pages, meta, topology};
-use slab_api::checks;
+use page_alloc::{Migratetype, PageList, PageRef, meta, topology};
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{CacheDesc, CacheError, Constructor, MAX_OBJECT, ObjectCache, misuse};
+use slab_api::{checks, guard};
 
 use crate::shuffle::Shuffle;
 use crate::slab::{self, List, Shape};
@@ -147,10 +147,11 @@ impl Slub {
     #[cold]
     fn new_slab(self, order: u8) -> Option<(PageRef, List)> {
         let shape = self.shape();
-        let head = alloc_pages(Shape::page_order(order), self.0.migratetype).or_else(|| {
+        let take =
+            |order| guard::alloc_slab(Shape::page_order(order), self.0.migratetype, shape.guard);
+        let head = take(order).or_else(|| {
             let least = shape.order_after(0);
-            let smaller = Shape::page_order(least);
-            (least < order).then(|| alloc_pages(smaller, self.0.migratetype))?
+            (least < order).then(|| take(least))?
         })?;
         shape.init(head, self.id());
         let objects = shape.objects(head);
@@ -189,7 +190,7 @@ impl Slub {
         let objects = self.shape().objects(head).into();
         self.0.objects.fetch_sub(objects, Relaxed);
         bump(&self.0.counters.discard_slab);
-        let _ = free_pages(head);
+        guard::free_slab(head, self.shape().guard);
     }
 
     /// A slab of the node's list with its whole freelist; a few more go on the

@@ -16,6 +16,8 @@ use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 
 use page_alloc::{Order, PAGE_SIZE, PageKind, PageRef, chunk_of, page_of};
 
+use slab_api::guard;
+
 use crate::shuffle::Shuffle;
 
 /// The largest order of a slab.
@@ -29,6 +31,8 @@ pub(crate) struct Shape {
     pub(crate) stride: usize,
     /// Where in an object its link is.
     pub(crate) offset: usize,
+    /// Bytes of the guard behind each slab.
+    pub(crate) guard: usize,
     /// 2^32 / stride, rounded up.
     reciprocal: u64,
     /// Objects of a slab, by its order.
@@ -43,36 +47,39 @@ pub(crate) struct Shape {
 /// take [`SMALL_ORDER`]; then the kernel's rule: the lowest order up to 3 with at least
 /// 12 objects that wastes at most 1/16, else 1/8, else 1/4; objects too large for that
 /// take the order up to 5 that wastes least.
-pub(crate) fn order_for(stride: usize) -> u8 {
+pub(crate) fn order_for(stride: usize, guard: usize) -> u8 {
     if stride <= 256 {
         return SMALL_ORDER;
     }
     // 4 * (fls(cpus) + 1) for two CPUs; a constant, so that the same program has the
     // same slabs on every machine.
     const MIN_OBJECTS: usize = 12;
+    let least = if guard > 0 { guard::MIN_ORDER } else { 0 };
+    let waste = |order: u8| room(order, guard) % stride;
     for fraction in [16, 8, 4] {
-        let found = (0..=3).find(|order| {
-            (PAGE_SIZE << order) / stride >= MIN_OBJECTS
-                && waste(stride, *order) * fraction <= PAGE_SIZE << order
+        let found = (least..=3).find(|order| {
+            room(*order, guard) / stride >= MIN_OBJECTS
+                && waste(*order) * fraction <= PAGE_SIZE << order
         });
         if let Some(order) = found {
             return order;
         }
     }
-    let holds = |order: &u8| PAGE_SIZE << order >= stride;
+    let holds = |order: &u8| room(*order, guard) >= stride;
     Some(3)
         .filter(holds)
-        .filter(|order| waste(stride, *order) * 8 <= PAGE_SIZE << order)
+        .filter(|order| waste(*order) * 8 <= PAGE_SIZE << order)
         .or_else(|| {
-            (0..=MAX_ORDER)
+            (least..=MAX_ORDER)
                 .filter(holds)
-                .min_by_key(|o| (waste(stride, *o) << (MAX_ORDER - o), *o))
+                .min_by_key(|o| (waste(*o) << (MAX_ORDER - o), *o))
         })
         .unwrap_or(MAX_ORDER)
 }
 
-fn waste(stride: usize, order: u8) -> usize {
-    (PAGE_SIZE << order) % stride
+/// Bytes of a slab that hold objects, or could.
+fn room(order: u8, guard: usize) -> usize {
+    (PAGE_SIZE << order).saturating_sub(guard)
 }
 
 /// The order for small objects. The kernel would take one page; but a thread's frees
@@ -174,18 +181,30 @@ impl List {
 }
 
 impl Shape {
-    pub(crate) fn new(stride: usize, offset: usize) -> Self {
-        let objects = core::array::from_fn(|order| ((PAGE_SIZE << order) / stride) as u16);
-        let most = order_for(stride);
-        // A slot's first slab holds at least a few objects and wastes little.
+    pub(crate) fn new(stride: usize, offset: usize, guard: usize) -> Self {
+        let least = if guard > 0 { guard::MIN_ORDER } else { 0 };
+        let objects = core::array::from_fn(|order| {
+            let fits = order >= usize::from(least);
+            if fits {
+                (room(order as u8, guard) / stride) as u16
+            } else {
+                0
+            }
+        });
+        let most = order_for(stride, guard);
+        // A slot's first slab holds at least a few objects and wastes little. Slabs with
+        // guards are of one order: a guard is too much of a small one.
         let first = (0..most)
             .find(|order| {
-                objects[usize::from(*order)] >= 4 && waste(stride, *order) * 8 <= PAGE_SIZE << order
+                guard == 0
+                    && objects[usize::from(*order)] >= 4
+                    && room(*order, guard) % stride * 8 <= PAGE_SIZE << order
             })
             .unwrap_or(most);
         Self {
             stride,
             offset,
+            guard,
             reciprocal: (1u64 << 32).div_ceil(stride as u64),
             objects,
             first,
@@ -363,19 +382,19 @@ mod tests {
     #[test]
     fn orders_hold_every_class() {
         for stride in (16..=32768).step_by(16) {
-            let shape = Shape::new(stride, 0);
-            let most = order_for(stride);
+            let shape = Shape::new(stride, 0, 0);
+            let most = order_for(stride, 0);
             assert!(shape.most() == most && most <= MAX_ORDER, "{stride}");
             assert!(shape.first <= most && shape.objects[usize::from(shape.first)] > 0);
             assert!(shape.most_objects() > 0);
         }
-        assert_eq!(order_for(64), SMALL_ORDER);
-        assert_eq!(order_for(1024), 2);
+        assert_eq!(order_for(64, 0), SMALL_ORDER);
+        assert_eq!(order_for(1024, 0), 2);
     }
 
     #[test]
     fn slabs_grow_with_use() {
-        let shape = Shape::new(64, 32);
+        let shape = Shape::new(64, 32, 0);
         let mut pages = 0;
         let mut orders = Vec::new();
         while orders.len() < 8 {
@@ -385,13 +404,13 @@ mod tests {
             pages += 1 << order;
         }
         assert_eq!(orders, [0, 0, 1, 2, 3, 4, 4, 4]);
-        assert_eq!(Shape::new(32768, 0).order_after(0), order_for(32768));
+        assert_eq!(Shape::new(32768, 0, 0).order_after(0), order_for(32768, 0));
     }
 
     #[test]
     fn distances_are_told_from_others_exactly() {
         for stride in (16..=65536).step_by(16) {
-            let shape = Shape::new(stride, 0);
+            let shape = Shape::new(stride, 0, 0);
             for distance in (0..PAGE_SIZE << MAX_ORDER).step_by(stride) {
                 for (d, is) in [(distance, true), (distance + 8, false)] {
                     let index = ((d as u64 * shape.reciprocal) >> 32) as usize;

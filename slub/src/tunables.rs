@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn bad_numbers_are_refused_and_change_nothing() {
-        let shape = Shape::new(8192, 4096);
+        let shape = Shape::new(8192, 4096, 0);
         let tuned = Tuned::new(&shape);
         let good = tuned.get(&shape);
         for (bad, error) in [
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn the_table_is_the_kernels() {
         for (size, objects, slabs) in [(64, 120, 5), (256, 52, 5), (1024, 24, 5), (4096, 6, 6)] {
-            let shape = Shape::new(size, 0);
+            let shape = Shape::new(size, 0, 0);
             let t = Tuned::new(&shape).get(&shape);
             assert_eq!((t.cpu_partial, t.min_partial), (objects, slabs), "{size}");
         }
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_ratio_is_a_percentage_of_attempts() {
-        let shape = Shape::new(64, 32);
+        let shape = Shape::new(64, 32, 0);
         let tuned = Tuned::new(&shape);
         for ratio in [0, 1, 30, 100] {
             let all = Tunables {

@@ -4,10 +4,11 @@
 use std::ffi::c_void;
 use std::sync::mpsc;
 
+use page_alloc::PAGE_SIZE;
 use page_alloc::os::{self, Call};
 
 use super::{Quiet, alone, at, cache, end, give, random, take};
-use crate::{CacheDesc, CacheError, ObjectCache, misuse, registry};
+use crate::{CacheDesc, CacheError, ObjectCache, guard, misuse, registry};
 
 /// Ids name caches, and id 0 none.
 pub fn ids<C: ObjectCache>() {
@@ -279,4 +280,59 @@ pub fn shrink_keeps_what_is_in_use<C: ObjectCache>() {
         give(cache, p);
     }
     end(cache);
+}
+
+/// With `guarded` every slab ends in a page that nobody can read, objects do not reach
+/// it, and the pages come back whole.
+pub fn slabs_end_in_guards<C: ObjectCache>() {
+    let _alone = alone();
+    for size in [16, 112, 1000, 4096, 32000] {
+        let desc = CacheDesc::new("guarded", size).guarded();
+        if guard::bytes(&desc) == 0 {
+            return; // the kernel's pages are larger than ours
+        }
+        let cache: C = cache(desc);
+        let before = guard::counts();
+        let objects: Vec<usize> = (0..700).map(|_| take(cache)).collect();
+        let slab = PAGE_SIZE << cache.info().slab_order;
+        for p in &objects {
+            // SAFETY: ours, `size` bytes.
+            unsafe { at(*p).write_bytes(0xaa, size) };
+            let end = (p / slab + 1) * slab;
+            assert!(
+                p + size <= end - PAGE_SIZE,
+                "{size}: an object in the guard"
+            );
+            assert!(is_readable(end - PAGE_SIZE - 1), "{size}");
+            assert!(!is_readable(end - PAGE_SIZE), "{size}: no guard");
+        }
+        let armed = guard::counts().0 - before.0;
+        assert!(armed as usize >= 700 * size / slab, "{size}: {armed}");
+        objects.into_iter().for_each(|p| give(cache, p));
+        end(cache);
+        assert_eq!(guard::counts().2, 0, "no guard stays");
+        // Whoever gets the pages next can use them to the end.
+        let plain: C = self::cache(CacheDesc::new("plain", 4096));
+        let objects: Vec<usize> = (0..300).map(|_| take(plain)).collect();
+        for p in &objects {
+            // SAFETY: ours, 4096 bytes.
+            unsafe { at(*p).write_bytes(0x55, 4096) };
+        }
+        objects.into_iter().for_each(|p| give(plain, p));
+        end(plain);
+    }
+}
+
+/// Whether the byte can be read: the kernel tells, by a pipe.
+fn is_readable(p: usize) -> bool {
+    let mut ends = [0; 2];
+    // SAFETY: `ends` takes two descriptors, which are closed; write refuses what it
+    // cannot read.
+    unsafe {
+        assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+        let written = libc::write(ends[1], at(p).cast(), 1);
+        libc::close(ends[0]);
+        libc::close(ends[1]);
+        written == 1
+    }
 }

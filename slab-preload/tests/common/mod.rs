@@ -6,6 +6,8 @@
 
 #![allow(dead_code)]
 
+pub mod faults;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -19,9 +21,28 @@ use std::time::{Duration, Instant};
 /// The values of `backend=`.
 pub const BACKENDS: [&str; 3] = ["unified", "slub", "slab"];
 
+/// The same with the hardened heap.
+pub const SECURE: [&str; 3] = ["unified,secure=1", "slub,secure=1", "slab,secure=1"];
+
 /// The directory of this crate.
 pub fn crate_dir() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The target directory's place for tests' files: cargo tells tests, examples look for it.
+fn target_tmp() -> PathBuf {
+    let path = option_env!("CARGO_TARGET_TMPDIR").map_or_else(
+        || {
+            let exe = std::env::current_exe().expect("the program's path");
+            exe.ancestors()
+                .nth(3)
+                .expect("target/release/examples")
+                .join("tmp")
+        },
+        PathBuf::from,
+    );
+    fs::create_dir_all(&path).expect("a directory for scratch files");
+    path
 }
 
 /// Another malloc to test instead of ours.
@@ -38,7 +59,7 @@ pub fn library() -> &'static Path {
         if let Some(path) = foreign_library() {
             return path;
         }
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("preload-lib");
+        let target = target_tmp().with_file_name("preload-lib");
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(cargo)
             .args([
@@ -92,10 +113,7 @@ pub fn need(name: &str) -> Option<PathBuf> {
 pub fn scratch() -> &'static Path {
     static SCRATCH: OnceLock<tempfile::TempDir> = OnceLock::new();
     SCRATCH
-        .get_or_init(|| {
-            tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-                .expect("a directory for scratch files")
-        })
+        .get_or_init(|| tempfile::tempdir_in(target_tmp()).expect("a directory for scratch files"))
         .path()
 }
 
@@ -340,6 +358,11 @@ impl Outcome {
         self.status.signal() == Some(6)
     }
 
+    /// Ended by an access to memory that is none.
+    pub fn segfaulted(&self) -> bool {
+        self.status.signal() == Some(11)
+    }
+
     pub fn stdout_text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
@@ -371,12 +394,17 @@ impl Outcome {
 /// Runs the program without the library and under each backend and compares. `workers` are the
 /// processes (by name) that must have been seen with the library mapped.
 pub fn same_output(workers: &[&str], run: impl Fn(Option<&str>) -> Outcome) {
+    same_output_in(&BACKENDS, workers, run);
+}
+
+/// As [`same_output`], under the settings named.
+pub fn same_output_in(backends: &[&str], workers: &[&str], run: impl Fn(Option<&str>) -> Outcome) {
     let plain = run(None).expect_success("without a preload");
     assert!(
         !plain.stdout.is_empty(),
         "the program prints something to compare"
     );
-    for backend in BACKENDS {
+    for &backend in backends {
         let outcome = run(Some(backend)).expect_success(backend);
         assert!(
             outcome.stdout == plain.stdout,

@@ -7,7 +7,8 @@ impl ObjectCache for Unified {
 
     fn create(desc: &CacheDesc<'_>) -> Result<Self, CacheError> {
         let (align, stride) = desc.layout()?;
-        let order = slab::order_for(stride);
+        let guard = guard::bytes(desc);
+        let order = slab::order_for(stride, guard);
         let max_level = (0..=MAX_LEVEL)
             .rev()
             .find(|level| Magazine::capacity_of_level(*level) * stride <= MAGAZINE_BYTES)
@@ -20,7 +21,8 @@ impl ObjectCache for Unified {
             record.write(Record {
                 head: CacheHead::new(&BACKEND, desc, (align, stride)),
                 order,
-                objects: order.bytes() / stride,
+                objects: (order.bytes() - guard) / stride,
+                guard,
                 max_level,
                 keep_empty: ((16 << 10) >> order.bytes().ilog2()).max(1),
                 migratetype: desc.migratetype,

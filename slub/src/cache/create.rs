@@ -46,16 +46,17 @@ impl Slub {
         if stride > MAX_OBJECT * 2 {
             return Err(CacheError::Size);
         }
+        let guard = guard::bytes(desc);
         let mergeable = !desc.no_merge && desc.constructor.is_none();
         let _merge = MERGE.lock();
-        if mergeable && let Some(cache) = Self::like(desc, (align, stride), shuffled) {
+        if mergeable && let Some(cache) = Self::like(desc, (align, stride), guard, shuffled) {
             cache.0.users.fetch_add(1, Relaxed);
             bump(&cache.0.counters.merged);
             return Ok(cache);
         }
         let memory = meta::alloc(size_of::<Record>()).ok_or(CacheError::NoMemory)?;
         let record = memory.cast::<Record>();
-        let shape = Shape::new(stride, offset);
+        let shape = Shape::new(stride, offset, guard);
         let seed = (secret as u64).rotate_left(17) ^ memory.as_ptr() as u64;
         // SAFETY: the memory is large and aligned enough, and ours.
         unsafe {
@@ -87,7 +88,12 @@ impl Slub {
     }
 
     /// A cache that serves the description as well. [`MERGE`] is held.
-    fn like(desc: &CacheDesc<'_>, layout: (usize, usize), shuffled: bool) -> Option<Self> {
+    fn like(
+        desc: &CacheDesc<'_>,
+        layout: (usize, usize),
+        guard: usize,
+        shuffled: bool,
+    ) -> Option<Self> {
         let (align, stride) = layout;
         let mut found = None;
         registry::for_each(|head| {
@@ -97,6 +103,7 @@ impl Slub {
             let cache = of(head);
             let same = cache.0.mergeable
                 && cache.0.shuffle.is_some() == shuffled
+                && cache.0.shape.guard == guard
                 && cache.0.migratetype == desc.migratetype
                 && head.stride as usize == stride
                 && (head.align as usize).is_multiple_of(align);

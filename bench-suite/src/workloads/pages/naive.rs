@@ -131,8 +131,8 @@ impl<const ASKS: bool> Naive<ASKS> {
         }
     }
 
-    fn census(&self) -> Vec<(usize, [usize; 4])> {
-        let mut blocks: BTreeMap<usize, [usize; 4]> = BTreeMap::new();
+    fn census(&self) -> Vec<(usize, [usize; page_alloc::MIGRATETYPES])> {
+        let mut blocks: BTreeMap<usize, [usize; page_alloc::MIGRATETYPES]> = BTreeMap::new();
         for (at, chunk) in lock(&self.chunks).iter() {
             blocks.entry(at / BLOCK_PAGES).or_default()[chunk.migratetype as usize] +=
                 chunk.order.pages();
