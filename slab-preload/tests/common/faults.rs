@@ -85,9 +85,9 @@ fn faults(name: &str) -> &'static [&'static str] {
         "f04" | "f06" | "f08" => &["foreign"],
         "u06" => &["realloc of a pointer that is no object in use"],
         "s01" => &["size of another class"],
-        "o01" | "o03" | "o06" | "z01" => &["write behind the end"],
-        // The byte belongs to a neighbour's canary, and is seen from either side.
-        "o04" => &["write before the start", "write behind the end"],
+        "o01" | "o06" | "z01" => &["write behind the end"],
+        // The bytes belong to a neighbour's canary too, and are seen from either side.
+        "o03" | "o04" => &["write before the start", "write behind the end"],
         "u01" | "u02" => &["write to freed memory", "free object was overwritten"],
         _ => &["double free"],
     }
