@@ -23,7 +23,7 @@ use crate::block::{BLOCK_HUGE, Block};
 use crate::config;
 use crate::granule;
 use crate::os;
-use crate::page::{Page, PageRef};
+use crate::page::{Page, PageKind, PageRef};
 use crate::sync::Lock;
 use crate::topology::{self, MAX_NODES};
 use crate::types::{
@@ -542,6 +542,20 @@ pub(crate) fn for_each_block(mut f: impl FnMut(&'static Arena, usize, &'static B
             }
         }
     }
+}
+
+/// Calls `f` with the first page of every slab and run in use: for checks and reports.
+/// Pages that change hands meanwhile may be missed, or passed as what they were.
+pub fn for_each_head(mut f: impl FnMut(PageRef)) {
+    for_each_block(|arena, start, _| {
+        let (_, end) = arena.bounds(start);
+        for index in start..(start + PAGEBLOCK_PAGES).min(end) {
+            let page = arena.page(index);
+            if matches!(page.kind(), PageKind::Slab | PageKind::Run) {
+                f(page);
+            }
+        }
+    });
 }
 
 impl Arena {

@@ -51,7 +51,7 @@ mod run;
 mod types;
 mod zone;
 
-pub use arena::{chunk_of, committed_bytes, page_of};
+pub use arena::{chunk_of, committed_bytes, for_each_head, page_of};
 pub use block::Block;
 pub use page::{Page, PageKind, PageList, PageRef};
 pub use run::{Run, alloc_run, extend_run, free_run, run_pages, shrink_run, stale_ranges};

@@ -411,7 +411,7 @@ fn large_or_reclaim(size: usize, align: usize, zero: bool) -> *mut u8 {
 /// Memory is out: gives page lists and the empty slabs of all caches back to the zone,
 /// where they merge. Always worth another try.
 #[cold]
-fn reclaim() -> bool {
+pub(crate) fn reclaim() -> bool {
     registry::for_each(|cache| {
         (cache.backend.shrink)(cache);
     });

@@ -5,12 +5,13 @@
 //! - [`registry`]: all caches by id, whatever their backend;
 //! - [`misuse`], [`fork`], [`config`]: reports, fork handlers, settings;
 //! - [`report`]: statistics as text and JSON;
-//! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`].
-//!
+//! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`];
+//! - [`debug`]: a heap with red zones, poison and tracks, in Heap's place;
 //! - [`typed`]: caches of Rust types; `allocator`: collections on a heap (feature
 //!   `allocator-api2`); `conformance`: the suite every backend runs (feature).
 //!
-//! Unsafe code is in typed, allocator, config, cache, registry, fork, large, heap and misuse.
+//! Unsafe code is in typed, allocator, config, cache, registry, fork, large,
+//! heap, misuse and debug.
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
@@ -19,6 +20,7 @@ pub mod class;
 pub mod config;
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
+pub mod debug;
 pub mod fork;
 pub mod heap;
 pub mod large;

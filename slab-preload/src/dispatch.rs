@@ -23,7 +23,7 @@ use slab_classic::Classic;
 use slab_unified::Unified;
 use slub::Slub;
 
-use crate::backend::Installed;
+use crate::backend::{Debug, Front};
 use crate::{entry, start};
 
 /// One function pointer for each operation; all fields are pointers, in C order.
@@ -52,7 +52,7 @@ const _: () = assert!(
 
 impl Table {
     /// The functions of one backend.
-    const fn of<B: Installed>() -> Table {
+    const fn of<B: Front>() -> Table {
         Table {
             malloc: entry::malloc::<B>,
             free: entry::free::<B>,
@@ -72,6 +72,9 @@ impl Table {
 static CLASSIC: Table = Table::of::<Classic>();
 static SLUB: Table = Table::of::<Slub>();
 static UNIFIED: Table = Table::of::<Unified>();
+static DEBUG_CLASSIC: Table = Table::of::<Debug<Classic>>();
+static DEBUG_SLUB: Table = Table::of::<Debug<Slub>>();
+static DEBUG_UNIFIED: Table = Table::of::<Debug<Unified>>();
 
 /// The table in force. A cache line of its own keeps every hot entry in one line.
 #[repr(C, align(64))]
@@ -122,10 +125,13 @@ pub fn install() -> Choice {
         Err(3) => Choice::Classic,
         Err(_) => Choice::Unified,
     };
-    let source: *const Table = match choice {
-        Choice::Unified => &UNIFIED,
-        Choice::Slub => &SLUB,
-        Choice::Classic => &CLASSIC,
+    let source: *const Table = match (choice, start::debugging()) {
+        (Choice::Unified, false) => &UNIFIED,
+        (Choice::Slub, false) => &SLUB,
+        (Choice::Classic, false) => &CLASSIC,
+        (Choice::Unified, true) => &DEBUG_UNIFIED,
+        (Choice::Slub, true) => &DEBUG_SLUB,
+        (Choice::Classic, true) => &DEBUG_CLASSIC,
     };
     let from: *const usize = source.cast();
     let to: *mut usize = TABLE.0.get().cast();

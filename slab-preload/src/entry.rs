@@ -10,7 +10,7 @@
 use core::ffi::{c_int, c_void};
 use core::ptr;
 
-use crate::backend::Installed;
+use crate::backend::{Front, Serve as _};
 use crate::errno;
 
 /// The result of a request that cannot be served.
@@ -42,7 +42,7 @@ fn or_no_memory(block: *mut u8) -> *mut c_void {
 ///
 /// # Safety
 /// None beyond the C contract; unsafe because it is called through the table.
-pub unsafe extern "C" fn malloc<B: Installed>(size: usize) -> *mut c_void {
+pub unsafe extern "C" fn malloc<B: Front>(size: usize) -> *mut c_void {
     let block = B::heap().try_malloc(size);
     if block.is_null() {
         // Nothing is left to do here, so that this is a jump and the fast path needs no frame.
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn malloc<B: Installed>(size: usize) -> *mut c_void {
 
 #[cold]
 #[inline(never)]
-extern "C" fn malloc_slow<B: Installed>(size: usize) -> *mut c_void {
+extern "C" fn malloc_slow<B: Front>(size: usize) -> *mut c_void {
     or_no_memory(B::heap().malloc(size))
 }
 
@@ -61,7 +61,7 @@ extern "C" fn malloc_slow<B: Installed>(size: usize) -> *mut c_void {
 ///
 /// # Safety
 /// As for [`malloc`].
-pub unsafe extern "C" fn calloc<B: Installed>(count: usize, size: usize) -> *mut c_void {
+pub unsafe extern "C" fn calloc<B: Front>(count: usize, size: usize) -> *mut c_void {
     let Some(total) = count.checked_mul(size) else {
         return no_memory();
     };
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn calloc<B: Installed>(count: usize, size: usize) -> *mut
 ///
 /// # Safety
 /// `block` is null or came from this library and was not freed since.
-pub unsafe extern "C" fn free<B: Installed>(block: *mut c_void) {
+pub unsafe extern "C" fn free<B: Front>(block: *mut c_void) {
     // SAFETY: the caller's promise is the heap's.
     unsafe { B::heap().free(block.cast()) }
 }
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn free<B: Installed>(block: *mut c_void) {
 ///
 /// # Safety
 /// As for [`free`], and `size` is what was asked for when `block` was allocated.
-pub unsafe extern "C" fn free_sized<B: Installed>(block: *mut c_void, size: usize) {
+pub unsafe extern "C" fn free_sized<B: Front>(block: *mut c_void, size: usize) {
     // SAFETY: the caller's promise is the heap's.
     unsafe { B::heap().free_sized(block.cast(), size) }
 }
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn free_sized<B: Installed>(block: *mut c_void, size: usiz
 ///
 /// # Safety
 /// As for [`free`], and `align` and `size` are what was asked for when `block` was allocated.
-pub unsafe extern "C" fn free_aligned_sized<B: Installed>(
+pub unsafe extern "C" fn free_aligned_sized<B: Front>(
     block: *mut c_void,
     align: usize,
     size: usize,
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn free_aligned_sized<B: Installed>(
 ///
 /// # Safety
 /// As for [`free`].
-pub unsafe extern "C" fn realloc<B: Installed>(block: *mut c_void, size: usize) -> *mut c_void {
+pub unsafe extern "C" fn realloc<B: Front>(block: *mut c_void, size: usize) -> *mut c_void {
     if block.is_null() {
         // SAFETY: any size is allowed.
         return unsafe { malloc::<B>(size) };
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn realloc<B: Installed>(block: *mut c_void, size: usize) 
 ///
 /// # Safety
 /// As for [`free`].
-pub unsafe extern "C" fn reallocarray<B: Installed>(
+pub unsafe extern "C" fn reallocarray<B: Front>(
     block: *mut c_void,
     count: usize,
     size: usize,
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn reallocarray<B: Installed>(
 ///
 /// # Safety
 /// As for [`malloc`].
-pub unsafe extern "C" fn memalign<B: Installed>(align: usize, size: usize) -> *mut c_void {
+pub unsafe extern "C" fn memalign<B: Front>(align: usize, size: usize) -> *mut c_void {
     match align.checked_next_power_of_two() {
         Some(align) => or_no_memory(B::heap().memalign(align, size)),
         None => invalid(),
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn memalign<B: Installed>(align: usize, size: usize) -> *m
 ///
 /// # Safety
 /// As for [`malloc`].
-pub unsafe extern "C" fn aligned_alloc<B: Installed>(align: usize, size: usize) -> *mut c_void {
+pub unsafe extern "C" fn aligned_alloc<B: Front>(align: usize, size: usize) -> *mut c_void {
     if !align.is_power_of_two() {
         return invalid();
     }
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn aligned_alloc<B: Installed>(align: usize, size: usize) 
 ///
 /// # Safety
 /// `out` is valid for a write.
-pub unsafe extern "C" fn posix_memalign<B: Installed>(
+pub unsafe extern "C" fn posix_memalign<B: Front>(
     out: *mut *mut c_void,
     align: usize,
     size: usize,
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn posix_memalign<B: Installed>(
 ///
 /// # Safety
 /// As for [`free`].
-pub unsafe extern "C" fn usable_size<B: Installed>(block: *mut c_void) -> usize {
+pub unsafe extern "C" fn usable_size<B: Front>(block: *mut c_void) -> usize {
     if block.is_null() {
         return 0;
     }

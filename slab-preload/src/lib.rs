@@ -5,7 +5,7 @@
 //!           ── new ────▶ cxx: the same call; a failure goes on in libstdc++, which throws
 //! ```
 //!
-//! * `backend` — the three heaps, one static each.
+//! * `backend` — the three heaps and the three debug heaps, one static each.
 //! * `dispatch` — the table of function pointers behind every hot symbol. Its first entries
 //!   choose a backend by `SLABMALLOC_CONF`, fill the table with that backend's functions and go on
 //!   there.
@@ -15,7 +15,7 @@
 //! * `start` — what happens before `main`, around `fork`, and at exit.
 //! * `report`, `out` — statistics as text, JSON and XML, written without allocating.
 //!
-//! Unsafe code is in `cxx`, `dispatch`, `entry`, `errno`, `out`, `start` and
+//! Unsafe code is in `backend`, `cxx`, `dispatch`, `entry`, `errno`, `out`, `start` and
 //! `symbols`. Nothing here allocates, panics, or uses std's I/O: this *is* malloc.
 
 #![deny(unsafe_code)]

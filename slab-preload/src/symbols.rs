@@ -12,7 +12,7 @@ use page_alloc::os;
 
 use crate::backend::Installed as _;
 use crate::dispatch::{export, with_backend};
-use crate::{entry, report};
+use crate::{entry, report, start};
 
 export! {
     /// C `malloc`.
@@ -116,7 +116,26 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
 /// `_pad` bytes at the top of its heap; this heap has no top.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
-    with_backend!(B => c_int::from(B::heap().trim()))
+    with_backend!(B => c_int::from(if start::debugging() {
+        B::debug_heap().trim()
+    } else {
+        B::heap().trim()
+    }))
+}
+
+/// `slabmalloc_validate`: checks every object under `debug=`, and every cache; reports each fault
+/// and returns how many there were. Other threads must not allocate meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn slabmalloc_validate() -> c_int {
+    let faults = with_backend!(B => B::debug_heap().validate());
+    c_int::try_from(faults).unwrap_or(c_int::MAX)
+}
+
+/// `slabmalloc_shrink`: gives back what caches keep: the calling thread's queues, the quarantine of
+/// `debug=`, empty slabs, free pages; 1 when there was some. (`malloc_trim` by another name.)
+#[unsafe(no_mangle)]
+pub extern "C" fn slabmalloc_shrink() -> c_int {
+    malloc_trim(0)
 }
 
 /// `mallopt`: every option is accepted, none has a meaning here. `SLABMALLOC_CONF` is the way to
