@@ -14,7 +14,8 @@ pub struct Flags(u8);
 impl Flags {
     /// None: the cache is served as without a debug setting.
     pub const NONE: Flags = Flags(0);
-    /// F: records are checked at each operation, sized frees to the byte.
+    /// F: sized frees are checked to the byte. (Pointers, states and records are, with
+    /// any flag.)
     pub const CHECKS: Flags = Flags(1);
     /// Z: red zones on both sides of an object.
     pub const RED_ZONE: Flags = Flags(2);

@@ -211,12 +211,7 @@ impl<B: ObjectCache> DebugHeap<B> {
         let Some((object, offset)) = found else {
             return ptr::null_mut();
         };
-        // As the kernel does: what was never used looks like what was freed.
-        let unused = object.state() == State::New;
         object.describe(class, offset, size);
-        if unused {
-            report::fill(object, flags, State::Free);
-        }
         self.hand_out(object, flags, above);
         let user = object.user();
         if zero && !object.is_run() {
@@ -245,13 +240,26 @@ impl<B: ObjectCache> DebugHeap<B> {
         }
         // SAFETY: an object of a debugged cache: aligned, and a record long.
         let object = unsafe { Object::at(base) }?;
-        if !object.is_sealed() || !matches!(object.state(), State::New | State::Free) {
+        // Busy from here on: a check by another thread passes it by.
+        if !object.is_sealed() {
             report::record_overwritten(name_of(class), object, "Starting a new record");
-            object.forget();
-            object.alloc_track().clear();
-            object.free_track().clear();
-        } else if object.state() == State::Free {
+            object.restart();
+        } else if object.begin(State::Free) {
             report::check(object, flags, State::Free);
+        } else if object.begin(State::New) {
+            // As the kernel does: what was never used looks like what was freed.
+            object.describe(class, FRONT, class::size(class));
+            report::fill(object, flags, State::Free);
+        } else {
+            // The backend's list was led to an object that is in use: its user keeps it.
+            let p = object.user();
+            report::wrong(
+                object,
+                p,
+                format_args!("Object in use was free"),
+                "Out of memory",
+            );
+            return None;
         }
         let user = (object.base() + FRONT).next_multiple_of(align);
         Some((object, user - object.base()))
@@ -499,10 +507,7 @@ fn take_run(align: usize, size: usize, zero: bool) -> Option<(Object, usize)> {
     }
     // SAFETY: a run of ours, at least a page long.
     let object = unsafe { Object::at(base) }?;
-    object.forget();
-    for track in [object.alloc_track(), object.free_track()] {
-        track.clear();
-    }
+    object.restart();
     Some((object, offset))
 }
 

@@ -266,6 +266,17 @@ impl Object {
         record.size.store(size, Ordering::Relaxed);
     }
 
+    /// Starts a record anew: Busy, and nothing is known. For whoever owns the object.
+    pub(super) fn restart(self) {
+        let record = self.record();
+        // Not sealed and Busy: nobody believes it, and nobody complains.
+        record
+            .state
+            .store(Self::next(0, State::Busy), Ordering::Relaxed);
+        record.alloc.clear();
+        record.free.clear();
+    }
+
     /// Forgets a large object's record before its pages go: the next user of the
     /// pages must not find a record that looks alive.
     pub(super) fn forget(self) {

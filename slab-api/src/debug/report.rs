@@ -27,7 +27,7 @@ use core::ops::Range;
 use page_alloc::text::FdWriter;
 use page_alloc::{GRANULE, PAGE_SIZE, PageKind, granule, page_of};
 
-use super::record::{Object, PADDING, POISON, POISON_END, RED_FREE, RED_USED, State};
+use super::record::{Layout, Object, PADDING, POISON, POISON_END, RED_FREE, RED_USED, State};
 use super::{Flags, name_of};
 use crate::misuse::{self, OnError};
 use crate::registry;
@@ -61,10 +61,10 @@ fn fault(
 }
 
 /// A zone, the poison or the padding of an object holds other bytes than it should:
-/// reports it and restores them.
+/// reports it and, for the object's owner, restores them.
 #[cold]
 #[inline(never)]
-pub(super) fn overwritten(object: Object, zone: &str, at: Range<usize>, value: u8) {
+pub(super) fn overwritten(object: Object, zone: &str, at: Range<usize>, value: u8, restore: bool) {
     let name = name_of(object.class());
     fault(
         name,
@@ -81,6 +81,9 @@ pub(super) fn overwritten(object: Object, zone: &str, at: Range<usize>, value: u
             describe(out, object, at.start)
         },
         |out| {
+            if !restore {
+                return Ok(());
+            }
             writeln!(
                 out,
                 "FIX {name}: Restoring {zone} {:#x}-{:#x}={value:#x}",
@@ -89,7 +92,9 @@ pub(super) fn overwritten(object: Object, zone: &str, at: Range<usize>, value: u
             )
         },
     );
-    object.fill((at.start, at.end), value);
+    if restore {
+        object.fill((at.start, at.end), value);
+    }
 }
 
 /// The record of an object does not carry its seal.
@@ -297,22 +302,22 @@ fn dump(out: &mut FdWriter, title: &str, object: Object, range: (usize, usize)) 
 }
 
 /// Checks the zones of an object that is in use or free; reports and restores what is
-/// wrong. Returns the number of faults.
-pub(super) fn check(object: Object, flags: Flags, state: State) -> usize {
-    each_fault(object, flags, state, |zone, at, value| {
-        overwritten(object, zone, at, value);
-    })
+/// wrong. For whoever owns the object.
+pub(super) fn check(object: Object, flags: Flags, state: State) {
+    each_fault(object, object.layout(), flags, state, |zone, at, value| {
+        overwritten(object, zone, at, value, true);
+    });
 }
 
-/// Calls `f` with each zone of a sealed object that does not hold its bytes: its name,
-/// where, and what it should hold.
+/// Calls `f` with each zone of an object that does not hold its bytes: its name, where,
+/// and what it should hold. Returns how many.
 pub(super) fn each_fault(
     object: Object,
+    layout: Layout,
     flags: Flags,
     state: State,
     mut f: impl FnMut(&str, Range<usize>, u8),
 ) -> usize {
-    let layout = object.layout();
     let mut faults = 0;
     let mut test = |zone: &str, range: (usize, usize), value: u8| {
         if let Some(at) = object.differs(range, value) {

@@ -3,7 +3,8 @@
 #![deny(unsafe_code)]
 
 use core::fmt::{self, Write};
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{self, Relaxed};
+use core::sync::atomic::fence;
 
 use page_alloc::sync::Lock;
 use page_alloc::{GRANULE, PAGE_SIZE, PageKind, PageRef, for_each_head, granule};
@@ -12,7 +13,7 @@ use super::record::{Object, State};
 use super::stack::{self, Stack};
 use super::{DebugHeap, Flags, find, report};
 use crate::cache::ObjectCache;
-use crate::registry;
+use crate::{misuse, registry};
 
 /// Groups that a leak report lists; the rest is counted.
 const LISTED: usize = 1000;
@@ -25,7 +26,7 @@ impl<B: ObjectCache> DebugHeap<B> {
     /// Other threads must not allocate or free meanwhile: their caches' queues are
     /// looked into. [`Self::check_objects`] has no such condition.
     pub fn validate(&self) -> usize {
-        let mut faults = self.check_objects();
+        let mut faults = self.check_all(true);
         registry::for_each(|head| {
             if let Err(found) = (head.backend.validate)(head) {
                 report::backend(head.name(), &found);
@@ -35,24 +36,30 @@ impl<B: ObjectCache> DebugHeap<B> {
         faults
     }
 
-    /// The part of [`Self::validate`] that is sound at any time: checks every debugged
-    /// object and returns the number of faults, which it reports.
+    /// The part of [`Self::validate`] that is sound at any time, whatever other threads
+    /// do: checks every debugged object and returns the number of faults, which it
+    /// reports but, as the objects are others', does not repair.
     pub fn check_objects(&self) -> usize {
+        self.check_all(false)
+    }
+
+    fn check_all(&self, restore: bool) -> usize {
         let mut faults = 0;
-        self.for_each_object(|object, flags, in_use| {
-            faults += check(object, flags, in_use);
+        self.for_each_object(|object, flags, cache| {
+            faults += check(object, flags, cache, restore);
         });
         faults
     }
 
-    /// Calls `f` with every debugged object, its flags, and whether the backend has
-    /// given it out (it is in use, or waits in the quarantine).
-    fn for_each_object(&self, mut f: impl FnMut(Object, Flags, bool)) {
+    /// Calls `f` with every debugged object, its flags, and the cache whose slab it is
+    /// in; none for large objects.
+    fn for_each_object(&self, mut f: impl FnMut(Object, Flags, Option<u32>)) {
         for_each_head(|head| match head.kind() {
             PageKind::Slab => {
                 if let Some(class) = self.class_of(head.cache()) {
                     let flags = self.flags(class);
-                    for_each_in_slab(head, |object, in_use| f(object, flags, in_use));
+                    let cache = Some(head.cache());
+                    for_each_in_slab(head, |object| f(object, flags, cache));
                 }
             }
             PageKind::Run => {
@@ -61,7 +68,7 @@ impl<B: ObjectCache> DebugHeap<B> {
                     && let Some(object) = find::object_at(base)
                     && object.is_sealed()
                 {
-                    f(object, self.flags(object.class()), true);
+                    f(object, self.flags(object.class()), None);
                 }
             }
             _ => {}
@@ -129,9 +136,8 @@ impl<B: ObjectCache> DebugHeap<B> {
     }
 }
 
-/// Calls `f` with every object of a slab that has a record, and whether the backend
-/// has given it out.
-fn for_each_in_slab(head: PageRef, mut f: impl FnMut(Object, bool)) {
+/// Calls `f` with every object of a slab.
+fn for_each_in_slab(head: PageRef, mut f: impl FnMut(Object)) {
     let Some(stride) = registry::get(head.cache()).map(|cache| cache.stride as usize) else {
         return;
     };
@@ -152,21 +158,37 @@ fn for_each_in_slab(head: PageRef, mut f: impl FnMut(Object, bool)) {
             break;
         }
         if let Some(object) = find::object_at(base) {
-            f(object, find::mark_at(base) != 0);
+            f(object);
         }
     }
 }
 
-/// Checks an object that others may be using; returns the number of faults.
-fn check(object: Object, flags: Flags, given_out: bool) -> usize {
+/// Checks an object that others may be using; returns the number of faults. `restore`
+/// when nobody is.
+///
+/// A sequence lock without a lock: whatever was read counts only if the state's word is
+/// the same before and after, because every change goes through another word.
+fn check(object: Object, flags: Flags, cache: Option<u32>, restore: bool) -> usize {
     let word = object.word();
     let state = Object::state_of(word);
+    let unchanged = || {
+        // Acquire: the reads before it come before the second look at the word.
+        fence(Ordering::Acquire);
+        object.word() == word
+    };
     if state == State::Busy {
         return 0;
     }
     if !object.is_sealed() {
-        // Never initialised, being handed over, or overwritten: only the last stays.
-        if given_out && object.word() == word {
+        // Never initialised, the pages of somebody else by now, or overwritten: only
+        // the last has the mark of its cache, and stays.
+        let given_out = || {
+            cache.is_some_and(|cache| {
+                find::mark_at(object.base()) == granule::byte_of(cache)
+                    && misuse::cache_at(object.base_ptr()) == Some(cache)
+            })
+        };
+        if given_out() && !object.is_sealed() && unchanged() && given_out() {
             report::record_overwritten(super::name_of(object.class()), object, "Left as it is");
             return 1;
         }
@@ -175,9 +197,16 @@ fn check(object: Object, flags: Flags, given_out: bool) -> usize {
     if !matches!(state, State::Live | State::Free) {
         return 0;
     }
-    let faults = report::each_fault(object, flags, state, |_, _, _| {});
-    if faults == 0 || object.word() != word {
+    // Until the record is known to have been whole, the layout must not be followed.
+    let layout = object.layout();
+    if !unchanged() || !object.is_sealed() {
         return 0;
     }
-    report::check(object, flags, state)
+    let faults = report::each_fault(object, layout, flags, state, |_, _, _| {});
+    if faults == 0 || !unchanged() || !object.is_sealed() {
+        return 0;
+    }
+    report::each_fault(object, layout, flags, state, |zone, at, value| {
+        report::overwritten(object, zone, at, value, restore);
+    })
 }
