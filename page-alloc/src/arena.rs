@@ -626,6 +626,22 @@ pub(crate) fn for_each_block_of(node: usize, mut f: impl FnMut(Frame) -> bool) {
     }
 }
 
+/// Calls `f` with the first page of every slab and run in use: for checks and reports.
+/// Pages that change hands meanwhile may be missed, or passed as what they were.
+pub fn for_each_head(mut f: impl FnMut(PageRef)) {
+    for node in 0..topology::nodes() {
+        for_each_block_of(node, |Frame { arena, index }| {
+            for at in index..index + PAGEBLOCK_PAGES {
+                let page = arena.page(at);
+                if matches!(page.kind(), PageKind::Slab | PageKind::Run) {
+                    f(page);
+                }
+            }
+            true
+        });
+    }
+}
+
 impl Arena {
     /// The pages [start, frontier) of a node's region.
     pub(crate) fn region_span(&self, node: usize) -> (usize, usize) {

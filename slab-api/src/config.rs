@@ -18,6 +18,7 @@
 
 use core::fmt::{self, Write};
 
+use crate::debug;
 use crate::misuse::OnError;
 
 #[allow(unsafe_code)]
@@ -47,6 +48,18 @@ pub enum Stats<'a> {
     Exit,
     /// JSON, to this path; `%p` in it stands for the process id.
     Json(&'a [u8]),
+}
+
+/// Where objects still in use are listed at exit, for caches debugged with `U`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leaks<'a> {
+    /// Nowhere.
+    #[default]
+    None,
+    /// On standard error.
+    Exit,
+    /// In this file; `%p` in it stands for the process id.
+    File(&'a [u8]),
 }
 
 /// What a slot is.
@@ -95,8 +108,10 @@ pub struct Settings<'a> {
     pub on_error: OnError,
     /// The hardened mode was asked for.
     pub secure: bool,
-    /// The debug letters asked for.
+    /// What is debugged: letters, and globs of caches ([`crate::debug::Flags`]).
     pub debug: &'a [u8],
+    /// The list of objects in use at exit.
+    pub leaks: Leaks<'a>,
     /// Bit k set: key k of [`KEYS`] was given.
     given: u16,
 }
@@ -121,12 +136,13 @@ impl Settings<'_> {
         on_error: OnError::Abort,
         secure: false,
         debug: b"",
+        leaks: Leaks::None,
         given: 0,
     };
 }
 
 /// The keys, in the order of the documentation.
-pub const KEYS: [&str; 10] = [
+pub const KEYS: [&str; 11] = [
     "backend",
     "stats",
     "verbose",
@@ -137,6 +153,7 @@ pub const KEYS: [&str; 10] = [
     "on_error",
     "secure",
     "debug",
+    "leaks",
 ];
 
 /// What is wrong with a pair.
@@ -146,6 +163,8 @@ pub enum Problem<'a> {
     Key(&'a [u8], &'static str),
     /// No such value for the key; the nearest one, or what is expected.
     Value(&'static str, &'a [u8], &'static str),
+    /// `leaks` without a cache that is debugged with `U`.
+    NoTracks,
     /// Understood, but not built yet; what serves instead.
     NotBuilt(&'static str, &'static str),
 }
@@ -162,6 +181,9 @@ impl fmt::Display for Problem<'_> {
                 write!(f, "{key}: unknown value '")?;
                 write_bytes(f, value)?;
                 write!(f, "'; nearest valid: {nearest}")
+            }
+            Self::NoTracks => {
+                f.write_str("leaks needs debug=U (who allocated what): add it to SLABMALLOC_CONF")
             }
             Self::NotBuilt(what, instead) => {
                 write!(f, "{what} is not available in this build: {instead}")
@@ -214,8 +236,13 @@ impl Settings<'_> {
             },
             7 => out.write_str(ON_ERRORS[self.on_error as usize]),
             8 => out.write_str(FLAGS[usize::from(self.secure)]),
-            _ if self.debug.is_empty() => out.write_str("none"),
-            _ => write_bytes(out, self.debug),
+            9 if self.debug.is_empty() => out.write_str("none"),
+            9 => write_bytes(out, self.debug),
+            _ => match self.leaks {
+                Leaks::None => out.write_str("none"),
+                Leaks::Exit => out.write_str("exit"),
+                Leaks::File(path) => write_bytes(out, path),
+            },
         }
     }
 
@@ -267,8 +294,15 @@ pub fn parse<'a>(text: &'a [u8], mut problem: impl FnMut(Problem<'a>)) -> Settin
     if settings.percpu == PerCpu::Rseq {
         problem(Problem::NotBuilt("percpu=rseq", "slots are threads"));
     }
-    if !settings.debug.is_empty() {
-        problem(Problem::NotBuilt("debug", "the default checks are on"));
+    if settings.secure && !settings.debug.is_empty() {
+        problem(Problem::NotBuilt(
+            "secure=1 beside debug=",
+            "debug= is in force",
+        ));
+        settings.secure = false;
+    }
+    if settings.leaks != Leaks::None && !debug::tracks_any(settings.debug) {
+        problem(Problem::NoTracks);
     }
     settings
 }
@@ -331,12 +365,14 @@ fn set<'a>(settings: &mut Settings<'a>, key: usize, value: &'a [u8]) -> Result<(
             settings.on_error = word(value, &ON_ERRORS, &values)?;
         }
         8 => settings.secure = flag(value)?,
+        9 if debug::is_valid(value) => settings.debug = value,
+        9 => return Err("letters of FZPUT, then :cache-glob"),
         _ => {
-            let letters = value.split(|b| *b == b':').next().unwrap_or_default();
-            if letters.is_empty() || letters.iter().any(|b| !b"FZPUT".contains(b)) {
-                return Err("letters of FZPUT, then :cache-glob");
+            settings.leaks = match value {
+                b"" => return Err("exit, or a path"),
+                b"exit" => Leaks::Exit,
+                path => Leaks::File(path),
             }
-            settings.debug = value;
         }
     }
     Ok(())

@@ -24,6 +24,7 @@ pub fn prepare() {
     }
     // The child must not find another thread in the middle of reading them.
     crate::config::settings();
+    crate::debug::with_raw_locks(FutexLock::fork_prepare);
     registry::with_raw_locks(FutexLock::fork_prepare);
     each_cache_lock(FutexLock::fork_prepare);
     page_alloc::fork::prepare();
@@ -39,6 +40,7 @@ pub fn parent() {
     page_alloc::fork::parent();
     each_cache_lock(FutexLock::fork_parent);
     registry::with_raw_locks(FutexLock::fork_parent);
+    crate::debug::with_raw_locks(FutexLock::fork_parent);
 }
 
 /// After the fork, in the child: frees the locks and the slots of the threads that
@@ -56,6 +58,8 @@ pub unsafe fn child() {
     crate::secure::forked();
     each_cache_lock(FutexLock::fork_child);
     registry::with_raw_locks(FutexLock::fork_child);
+    crate::debug::with_raw_locks(FutexLock::fork_child);
+    crate::debug::after_fork();
     let mut done: [Option<&'static Backend>; 8] = [None; 8];
     registry::for_each(|cache| {
         for cell in &mut done {

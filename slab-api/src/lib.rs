@@ -6,14 +6,15 @@
 //! - [`misuse`], [`fork`], [`config`]: reports, fork handlers, settings;
 //! - [`report`]: statistics as text and JSON;
 //! - [`guard`]: guard pages behind slabs;
-//! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`].
-//!
-//! - [`malloc`], [`secure`]: what a malloc offers; the hardened heap;
+//! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`];
+//! - [`malloc`], [`secure`], [`debug`]: what a malloc offers; the hardened heap; the heap
+//!   with red zones, poison and tracks;
 //! - [`typed`]: caches of Rust types; `allocator`: collections on a heap (feature
 //!   `allocator-api2`); `conformance`: the suite every backend runs (feature).
 //!
 //! Unsafe code is in typed, allocator, config, cache, registry, fork, guard, checks,
-//! large, heap, misuse, malloc, secure, secure/object, secure/large and secure/secret.
+//! large, heap, misuse, malloc, debug, secure, secure/object, secure/large and
+//! secure/secret.
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
@@ -23,6 +24,7 @@ pub mod class;
 pub mod config;
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
+pub mod debug;
 pub mod fork;
 pub mod guard;
 pub mod heap;

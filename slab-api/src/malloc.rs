@@ -2,6 +2,7 @@
 //! heap here offers.
 
 use crate::cache::ObjectCache;
+use crate::debug::DebugHeap;
 use crate::heap::Heap;
 
 /// A heap that can serve as the process's malloc. Sizes, alignments and results are as
@@ -44,59 +45,66 @@ pub trait Malloc: Sync {
     fn trim(&self) -> bool;
 }
 
-impl<B: ObjectCache> Malloc for Heap<B> {
-    #[inline(always)]
-    fn try_malloc(&self, size: usize) -> *mut u8 {
-        Heap::try_malloc(self, size)
-    }
+macro_rules! malloc_of {
+    ($heap:ident) => {
+        impl<B: ObjectCache> Malloc for $heap<B> {
+            #[inline(always)]
+            fn try_malloc(&self, size: usize) -> *mut u8 {
+                $heap::try_malloc(self, size)
+            }
 
-    #[inline(always)]
-    fn malloc(&self, size: usize) -> *mut u8 {
-        Heap::malloc(self, size)
-    }
+            #[inline(always)]
+            fn malloc(&self, size: usize) -> *mut u8 {
+                $heap::malloc(self, size)
+            }
 
-    #[inline(always)]
-    fn alloc_zeroed(&self, size: usize) -> *mut u8 {
-        Heap::alloc_zeroed(self, size)
-    }
+            #[inline(always)]
+            fn alloc_zeroed(&self, size: usize) -> *mut u8 {
+                $heap::alloc_zeroed(self, size)
+            }
 
-    #[inline(always)]
-    fn memalign(&self, align: usize, size: usize) -> *mut u8 {
-        Heap::memalign(self, align, size)
-    }
+            #[inline(always)]
+            fn memalign(&self, align: usize, size: usize) -> *mut u8 {
+                $heap::memalign(self, align, size)
+            }
 
-    #[inline(always)]
-    unsafe fn free(&self, p: *mut u8) {
-        // SAFETY: promised by the caller.
-        unsafe { Heap::free(self, p) }
-    }
+            #[inline(always)]
+            unsafe fn free(&self, p: *mut u8) {
+                // SAFETY: promised by the caller.
+                unsafe { $heap::free(self, p) }
+            }
 
-    #[inline(always)]
-    unsafe fn free_sized(&self, p: *mut u8, size: usize) {
-        // SAFETY: promised by the caller.
-        unsafe { Heap::free_sized(self, p, size) }
-    }
+            #[inline(always)]
+            unsafe fn free_sized(&self, p: *mut u8, size: usize) {
+                // SAFETY: promised by the caller.
+                unsafe { $heap::free_sized(self, p, size) }
+            }
 
-    #[inline(always)]
-    unsafe fn free_aligned_sized(&self, p: *mut u8, align: usize, size: usize) {
-        // SAFETY: promised by the caller.
-        unsafe { Heap::free_aligned_sized(self, p, align, size) }
-    }
+            #[inline(always)]
+            unsafe fn free_aligned_sized(&self, p: *mut u8, align: usize, size: usize) {
+                // SAFETY: promised by the caller.
+                unsafe { $heap::free_aligned_sized(self, p, align, size) }
+            }
 
-    #[inline(always)]
-    unsafe fn usable_size(&self, p: *const u8) -> usize {
-        // SAFETY: promised by the caller.
-        unsafe { Heap::usable_size(self, p) }
-    }
+            #[inline(always)]
+            unsafe fn usable_size(&self, p: *const u8) -> usize {
+                // SAFETY: promised by the caller.
+                unsafe { $heap::usable_size(self, p) }
+            }
 
-    #[inline(always)]
-    unsafe fn realloc(&self, p: *mut u8, size: usize) -> *mut u8 {
-        // SAFETY: promised by the caller.
-        unsafe { Heap::realloc(self, p, size) }
-    }
+            #[inline(always)]
+            unsafe fn realloc(&self, p: *mut u8, size: usize) -> *mut u8 {
+                // SAFETY: promised by the caller.
+                unsafe { $heap::realloc(self, p, size) }
+            }
 
-    #[inline(always)]
-    fn trim(&self) -> bool {
-        Heap::trim(self)
-    }
+            #[inline(always)]
+            fn trim(&self) -> bool {
+                $heap::trim(self)
+            }
+        }
+    };
 }
+
+malloc_of!(Heap);
+malloc_of!(DebugHeap);

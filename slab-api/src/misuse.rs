@@ -8,7 +8,7 @@ use core::fmt::Write;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use page_alloc::text::FdWriter;
-use page_alloc::{PageKind, granule, page_of};
+use page_alloc::{PageKind, PageRef, granule, page_of};
 
 use crate::registry;
 
@@ -37,6 +37,24 @@ pub fn detected() -> u64 {
     DETECTED.load(Relaxed)
 }
 
+/// Counts a detected misuse; what is to follow.
+pub(crate) fn note() -> OnError {
+    DETECTED.fetch_add(1, Relaxed);
+    match ON_ERROR.load(Relaxed) {
+        1 => OnError::Report,
+        2 => OnError::Ignore,
+        _ => OnError::Abort,
+    }
+}
+
+/// Stops the process where that is to follow.
+pub(crate) fn obey(on_error: OnError) {
+    if on_error == OnError::Abort {
+        // SAFETY: abort has no preconditions.
+        unsafe { libc::abort() };
+    }
+}
+
 /// The id of the cache whose slab holds an address.
 pub fn cache_at(p: *const u8) -> Option<u32> {
     let head = page_of(p)?.head();
@@ -47,9 +65,8 @@ pub fn cache_at(p: *const u8) -> Option<u32> {
 #[cold]
 #[inline(never)]
 pub fn report(what: &str, p: *const u8) {
-    DETECTED.fetch_add(1, Relaxed);
-    let on_error = ON_ERROR.load(Relaxed);
-    if on_error == OnError::Ignore as u8 {
+    let on_error = note();
+    if on_error == OnError::Ignore {
         return;
     }
     let mut out = FdWriter::new(2);
@@ -57,10 +74,7 @@ pub fn report(what: &str, p: *const u8) {
     describe(&mut out, p);
     let _ = out.write_char('\n');
     out.flush();
-    if on_error == OnError::Abort as u8 {
-        // SAFETY: abort has no preconditions.
-        unsafe { libc::abort() };
-    }
+    obey(on_error);
 }
 
 fn describe(out: &mut FdWriter, p: *const u8) {
@@ -99,15 +113,20 @@ fn describe(out: &mut FdWriter, p: *const u8) {
 #[cold]
 #[inline(never)]
 pub fn report_free(p: *const u8, by: &str) {
+    let _ = by;
+    report(diagnose(p), p);
+}
+
+/// What is wrong with a free of `p`.
+pub(crate) fn diagnose(p: *const u8) -> &'static str {
     let Some(page) = page_of(p) else {
-        return report("free of a foreign pointer", p);
+        return "free of a foreign pointer";
     };
     let Some(mark) = granule::cell(p) else {
-        return report("free of a misaligned pointer", p);
+        return "free of a misaligned pointer";
     };
     if mark.load(Relaxed) != 0 {
-        let _ = by;
-        return report("free to the wrong cache of an object at", p);
+        return "free to the wrong cache of an object at";
     }
     let head = page.head();
     if head.kind() == PageKind::Slab
@@ -126,36 +145,31 @@ pub fn report_free(p: *const u8, by: &str) {
                 .is_some_and(|m| m.load(Relaxed) != 0);
             if live {
                 return if (p as usize) < at + cache.stride as usize {
-                    report("free of a pointer into the middle of an object:", p)
+                    "free of a pointer into the middle of an object:"
                 } else {
-                    report("double free of", p)
+                    "double free of"
                 };
             }
         }
-    } else if covered_by_run(p) {
-        return report("free of a pointer into the middle of a large object:", p);
+    } else if run_over(p).is_some() {
+        return "free of a pointer into the middle of a large object:";
     }
-    report("double free of", p);
+    "double free of"
 }
 
-/// Whether a large object in use covers the address.
-fn covered_by_run(p: *const u8) -> bool {
+/// The first page of the large object in use that covers the address.
+pub(crate) fn run_over(p: *const u8) -> Option<PageRef> {
     let mut at = p as usize & !(page_alloc::PAGE_SIZE - 1);
     loop {
-        let Some(page) = page_of(core::ptr::with_exposed_provenance(at)) else {
-            return false;
-        };
+        let page = page_of(core::ptr::with_exposed_provenance(at))?;
         match page.kind() {
             PageKind::Run => {
                 let bytes = page_alloc::run_pages(page) * page_alloc::PAGE_SIZE;
-                return (p as usize) < page.address() as usize + bytes;
+                return ((p as usize) < page.address() as usize + bytes).then_some(page);
             }
-            PageKind::Free | PageKind::Slab | PageKind::Pages | PageKind::Cached => return false,
+            PageKind::Slab | PageKind::Pages | PageKind::Cached => return None,
             _ => {}
         }
-        match at.checked_sub(page_alloc::PAGE_SIZE) {
-            Some(below) => at = below,
-            None => return false,
-        }
+        at = at.checked_sub(page_alloc::PAGE_SIZE)?;
     }
 }

@@ -1,7 +1,7 @@
 //! `SLABMALLOC_CONF` is understood, whatever it holds; what is wrong is named.
 
 use proptest::prelude::*;
-use slab_api::config::{Backend, HugePage, KEYS, PerCpu, Problem, Settings, Stats, parse};
+use slab_api::config::{Backend, HugePage, KEYS, Leaks, PerCpu, Problem, Settings, Stats, parse};
 use slab_api::misuse::OnError;
 
 fn problems(text: &str) -> Vec<Problem<'_>> {
@@ -21,7 +21,7 @@ fn line(text: &str) -> String {
 #[test]
 fn every_key_is_understood() {
     let text = "backend=slub,stats=json:/tmp/a%p,verbose=1,percpu=thread,hugepage=off,\
-                purge=off,arena_max=3G,on_error=report,secure=0";
+                purge=off,arena_max=3G,on_error=report,secure=0,debug=FU:malloc-*,leaks=/tmp/l%p";
     let settings = parse(text.as_bytes(), |p| panic!("{p}"));
     assert_eq!(settings.backend, Backend::Slub);
     assert_eq!(settings.stats, Stats::Json(b"/tmp/a%p"));
@@ -32,8 +32,10 @@ fn every_key_is_understood() {
     assert_eq!(settings.arena_max, Some(3 << 30));
     assert_eq!(settings.on_error, OnError::Report);
     for (index, key) in KEYS.iter().enumerate() {
-        assert_eq!(settings.is_given(index), *key != "debug", "{key}");
+        assert!(settings.is_given(index), "{key}");
     }
+    assert_eq!(settings.debug, b"FU:malloc-*");
+    assert_eq!(settings.leaks, Leaks::File(b"/tmp/l%p"));
     assert!(!settings.is_given(KEYS.len()));
 }
 
@@ -74,6 +76,9 @@ fn nonsense_is_named_with_the_nearest_word() {
         ("arena_max=0", "0", "bytes"),
         ("arena_max=99999999999999999999G", "99999", "bytes"),
         ("debug=XY", "XY", "FZPUT"),
+        ("debug=FZ:", "FZ:", "FZPUT"),
+        ("debug=U,leaks", "leaks", "exit"),
+        ("leaks=exit,debug=FZP", "leaks", "debug=U"),
         ("verbose", "verbose", "0"),
     ] {
         let line = line(text);
@@ -86,7 +91,7 @@ fn nonsense_is_named_with_the_nearest_word() {
 
 #[test]
 fn what_is_not_built_is_said() {
-    for text in ["debug=FZ:malloc-*", "percpu=rseq"] {
+    for text in ["percpu=rseq", "secure=1,debug=Z"] {
         let line = line(text);
         assert!(line.contains("is not available in this build: "), "{line}");
     }
@@ -114,7 +119,7 @@ fn pair() -> impl Strategy<Value = String> {
         (1..usize::MAX).prop_map(|n| format!("arena_max={n}")),
         "abort|report|ignore".prop_map(|v| format!("on_error={v}")),
         "[01]".prop_map(|v| format!("secure={v}")),
-        "[FZPUT]{1,5}(:[a-z*-]{0,9})?".prop_map(|v| format!("debug={v}")),
+        "[FZPUT]{1,5}(:[a-z*-]{1,9}){0,1}(/U)?".prop_map(|v| format!("debug={v}")),
     ]
 }
 

@@ -127,6 +127,7 @@ fn verbose_says_where_each_setting_came_from() {
         "slabmalloc: on_error=ignore (from SLABMALLOC_CONF)",
         "slabmalloc: secure=0 (default)",
         "slabmalloc: debug=none (default)",
+        "slabmalloc: leaks=none (default)",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} is missing: {text}");
     }

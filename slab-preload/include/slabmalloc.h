@@ -15,7 +15,8 @@
  *
  * SLABMALLOC_CONF, read once at the first call and ignored in set-user-ID programs, holds key=value pairs separated by
  * commas: backend=unified|slub|slab, stats=exit|json:PATH, verbose=0|1, percpu=auto|rseq|thread, hugepage=auto|on|off,
- * purge=MILLISECONDS|off, arena_max=BYTES[K|M|G], on_error=abort|report|ignore, secure=0|1, debug=FZPUT[:CACHE-GLOB].
+ * purge=MILLISECONDS|off, arena_max=BYTES[K|M|G], on_error=abort|report|ignore, secure=0|1,
+ * debug=FZPUT[:CACHE-GLOB[;CACHE-GLOB]], leaks=exit|PATH.
  */
 #ifndef SLABMALLOC_H
 #define SLABMALLOC_H
@@ -74,6 +75,10 @@ void free_aligned_sized(void *block, size_t align, size_t size) SLABMALLOC_NOEXC
  * the top of its heap, and this heap has no top. */
 int malloc_trim(size_t pad) SLABMALLOC_NOEXCEPT;
 
+/* The same, by the name that goes with slabmalloc_validate: the calling thread's queues, objects that debug= holds back,
+ * empty slabs, free pages. */
+int slabmalloc_shrink(void) SLABMALLOC_NOEXCEPT;
+
 /* --- Information ------------------------------------------------------------------------------------------------ */
 
 /* How many bytes of block may be used: at least what was asked for; 0 for NULL. */
@@ -90,6 +95,11 @@ int malloc_info(int options, FILE *stream) SLABMALLOC_NOEXCEPT;
 
 /* The figures as text on standard error. */
 void malloc_stats(void) SLABMALLOC_NOEXCEPT;
+
+/* Checks red zones and poison of every object under debug=, and the slabs and lists of every cache. Reports each fault
+ * on standard error, does what on_error says (abort by default), and returns the number of faults: 0 when all is well.
+ * No other thread may allocate or free meanwhile. */
+int slabmalloc_validate(void) SLABMALLOC_NOEXCEPT;
 
 /* Accepts every option, ignores it, and returns 1. */
 int mallopt(int param, int value) SLABMALLOC_NOEXCEPT;

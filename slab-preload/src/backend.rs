@@ -1,8 +1,9 @@
-//! The heaps of the library, of which a process uses one: for each backend the normal one
-//! and the hardened one.
+//! The heaps of the library, of which a process uses one: for each backend the normal one,
+//! the hardened one and the debug heap.
 
 use core::marker::PhantomData;
 
+use slab_api::debug::DebugHeap;
 use slab_api::{Heap, Malloc, Secure};
 use slab_classic::Classic;
 use slab_unified::Unified;
@@ -19,10 +20,14 @@ pub trait Installed: 'static {
 /// Names the hardened heap of a backend.
 pub struct Secured<B>(PhantomData<B>);
 
+/// Names the debug heap of a backend.
+pub struct Debugged<B>(PhantomData<B>);
+
 macro_rules! installed {
-    ($($backend:ty: $heap:ident, $secure:ident;)*) => {$(
+    ($($backend:ty: $heap:ident, $secure:ident, $debug:ident;)*) => {$(
         static $heap: Heap<$backend> = Heap::new();
         static $secure: Secure<$backend> = Secure::new();
+        static $debug: DebugHeap<$backend> = DebugHeap::new();
 
         impl Installed for $backend {
             type Heap = Heap<Self>;
@@ -41,11 +46,20 @@ macro_rules! installed {
                 &$secure
             }
         }
+
+        impl Installed for Debugged<$backend> {
+            type Heap = DebugHeap<$backend>;
+
+            #[inline(always)]
+            fn heap() -> &'static DebugHeap<$backend> {
+                &$debug
+            }
+        }
     )*};
 }
 
 installed! {
-    Classic: CLASSIC, SECURE_CLASSIC;
-    Slub: SLUB, SECURE_SLUB;
-    Unified: UNIFIED, SECURE_UNIFIED;
+    Classic: CLASSIC, SECURE_CLASSIC, DEBUG_CLASSIC;
+    Slub: SLUB, SECURE_SLUB, DEBUG_SLUB;
+    Unified: UNIFIED, SECURE_UNIFIED, DEBUG_UNIFIED;
 }

@@ -25,7 +25,7 @@ use slab_classic::Classic;
 use slab_unified::Unified;
 use slub::Slub;
 
-use crate::backend::{Installed, Secured};
+use crate::backend::{Debugged, Installed, Secured};
 use crate::{entry, start, watch};
 
 /// One function pointer for each operation; all fields are pointers, in C order.
@@ -77,6 +77,9 @@ static UNIFIED: Table = Table::of::<Unified>();
 static SECURE_CLASSIC: Table = Table::of::<Secured<Classic>>();
 static SECURE_SLUB: Table = Table::of::<Secured<Slub>>();
 static SECURE_UNIFIED: Table = Table::of::<Secured<Unified>>();
+static DEBUG_CLASSIC: Table = Table::of::<Debugged<Classic>>();
+static DEBUG_SLUB: Table = Table::of::<Debugged<Slub>>();
+static DEBUG_UNIFIED: Table = Table::of::<Debugged<Unified>>();
 
 /// The table in force. A page of its own, so that it can be made read-only once it is final.
 #[repr(C, align(4096))]
@@ -121,6 +124,22 @@ pub fn chosen() -> Choice {
     }
 }
 
+/// The functions of a backend's heap, of the kind that the settings want.
+fn table_of(choice: Choice) -> &'static Table {
+    let secure = start::configured_secure();
+    match (choice, secure, start::debugging()) {
+        (Choice::Unified, false, false) => &UNIFIED,
+        (Choice::Slub, false, false) => &SLUB,
+        (Choice::Classic, false, false) => &CLASSIC,
+        (Choice::Unified, _, true) => &DEBUG_UNIFIED,
+        (Choice::Slub, _, true) => &DEBUG_SLUB,
+        (Choice::Classic, _, true) => &DEBUG_CLASSIC,
+        (Choice::Unified, true, false) => &SECURE_UNIFIED,
+        (Choice::Slub, true, false) => &SECURE_SLUB,
+        (Choice::Classic, true, false) => &SECURE_CLASSIC,
+    }
+}
+
 /// Chooses the backend and puts its functions into the table. Threads that race here agree on
 /// one choice and write the same words.
 #[cold]
@@ -134,18 +153,10 @@ pub fn install() -> Choice {
         Err(3) => Choice::Classic,
         Err(_) => Choice::Unified,
     };
-    let secure = start::configured_secure();
-    let own: &'static Table = match (choice, secure) {
-        (Choice::Unified, false) => &UNIFIED,
-        (Choice::Slub, false) => &SLUB,
-        (Choice::Classic, false) => &CLASSIC,
-        (Choice::Unified, true) => &SECURE_UNIFIED,
-        (Choice::Slub, true) => &SECURE_SLUB,
-        (Choice::Classic, true) => &SECURE_CLASSIC,
-    };
+    let own = table_of(choice);
     BACKEND.store(own);
     TABLE.store(own);
-    if secure {
+    if start::configured_secure() {
         // The table is final, and is sealed: nobody puts counting entries in front.
         start::once_secured(choice);
     } else {
@@ -159,12 +170,10 @@ pub fn install() -> Choice {
 /// Puts the counting entries into the table, or takes them out. Nothing happens until a backend is
 /// chosen.
 pub fn set_counting(on: bool) {
-    let own = match CHOSEN.load(Ordering::Acquire) {
-        1 => &UNIFIED,
-        2 => &SLUB,
-        3 => &CLASSIC,
-        _ => return,
-    };
+    if CHOSEN.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let own = table_of(chosen());
     // Whoever chose may not have come to filling it yet.
     BACKEND.store(own);
     TABLE.store(if on { &watch::COUNTING } else { own });

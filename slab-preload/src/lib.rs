@@ -5,7 +5,7 @@
 //!           ── new ────▶ cxx: the same call; a failure goes on in libstdc++, which throws
 //! ```
 //!
-//! * `backend` — the three heaps, one static each.
+//! * `backend` — the three heaps and the three debug heaps, one static each.
 //! * `dispatch` — the table of function pointers behind every hot symbol. Its first entries
 //!   choose a backend by `SLABMALLOC_CONF`, fill the table with that backend's functions and go on
 //!   there.

@@ -6,7 +6,8 @@ use page_alloc::text::FdWriter;
 use page_alloc::{ORDERS, PAGE_SIZE, stats};
 use slab_api::report;
 
-use crate::dispatch::Choice;
+use crate::backend::{Debugged, Installed as _};
+use crate::dispatch::{Choice, with_backend};
 
 fn name(choice: Choice) -> &'static str {
     match choice {
@@ -104,4 +105,10 @@ pub fn text(fd: i32, choice: Choice) {
 /// Everything as JSON.
 pub fn json(fd: i32, choice: Choice) {
     let _ = report::write_json(&mut FdWriter::new(fd), name(choice), std::process::id());
+}
+
+/// Who allocated what is in use.
+pub fn leaks(fd: i32) {
+    let mut out = FdWriter::new(fd);
+    let _ = with_backend!(B => Debugged::<B>::heap().write_leaks(&mut out));
 }

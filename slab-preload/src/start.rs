@@ -18,8 +18,8 @@ use slab_classic::Classic;
 use slab_unified::Unified;
 use slub::Slub;
 
-use crate::backend::{Installed as _, Secured};
-use crate::dispatch::{self, Choice};
+use crate::backend::{Debugged, Installed as _, Secured};
+use crate::dispatch::{self, Choice, with_backend};
 use crate::report;
 
 /// The backend that the settings name.
@@ -43,6 +43,11 @@ pub fn once_secured(choice: Choice) {
         Choice::Slub => |f| Secured::<Slub>::heap().locks(f),
         Choice::Classic => |f| Secured::<Classic>::heap().locks(f),
     });
+}
+
+/// Whether the debug heap serves.
+pub fn debugging() -> bool {
+    !config::settings().debug.is_empty()
 }
 
 /// Called by whoever filled the table; the body runs once in a process.
@@ -93,10 +98,19 @@ extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, _envp: *con
 }
 
 extern "C" fn destructor() {
+    if debugging() {
+        // What was overwritten and never looked at again.
+        with_backend!(B => Debugged::<B>::heap().check_objects());
+    }
     match config::settings().stats {
         config::Stats::None => {}
         config::Stats::Exit => report::text(libc::STDERR_FILENO, dispatch::chosen()),
         config::Stats::Json(_) => json_to(JSON_PATH.get().map_or(b"", |path| path.text())),
+    }
+    match config::settings().leaks {
+        config::Leaks::None => {}
+        config::Leaks::Exit => report::leaks(libc::STDERR_FILENO),
+        config::Leaks::File(path) => to_file(path, "leaks=", report::leaks),
     }
 }
 
@@ -130,19 +144,26 @@ impl Template {
     }
 }
 
-/// Writes the JSON report to `template` with each `%p` replaced by the process id.
 fn json_to(template: &[u8]) {
+    to_file(template, "stats=json:", |fd| {
+        report::json(fd, dispatch::chosen());
+    });
+}
+
+/// Lets `write` write to the file `template` with each `%p` replaced by the process id.
+fn to_file(template: &[u8], setting: &str, write: impl FnOnce(i32)) {
     let mut path = [0u8; libc::PATH_MAX as usize];
     let expanded = expand(template, std::process::id(), &mut path);
     let opened = expanded.and_then(os::create_file);
     match opened {
         Some(fd) => {
-            report::json(fd, dispatch::chosen());
+            write(fd);
             os::close(fd);
         }
         None => {
             let mut line = FdWriter::new(libc::STDERR_FILENO);
-            let _ = line.write_str("slabmalloc: the statistics cannot be written to stats=json:");
+            let _ = line.write_str("slabmalloc: the report cannot be written to ");
+            let _ = line.write_str(setting);
             for chunk in template.utf8_chunks() {
                 let _ = line.write_str(chunk.valid());
             }

@@ -12,7 +12,7 @@ use page_alloc::os;
 
 use slab_api::Malloc as _;
 
-use crate::backend::{Installed as _, Secured};
+use crate::backend::{Debugged, Installed as _, Secured};
 use crate::dispatch::{export, with_backend};
 use crate::{entry, report, start};
 
@@ -121,7 +121,26 @@ pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
     if start::configured_secure() {
         return with_backend!(B => c_int::from(Secured::<B>::heap().trim()));
     }
-    with_backend!(B => c_int::from(B::heap().trim()))
+    with_backend!(B => c_int::from(if start::debugging() {
+        Debugged::<B>::heap().trim()
+    } else {
+        B::heap().trim()
+    }))
+}
+
+/// `slabmalloc_validate`: checks every object under `debug=`, and every cache; reports each fault
+/// and returns how many there were. Other threads must not allocate meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn slabmalloc_validate() -> c_int {
+    let faults = with_backend!(B => Debugged::<B>::heap().validate());
+    c_int::try_from(faults).unwrap_or(c_int::MAX)
+}
+
+/// `slabmalloc_shrink`: gives back what caches keep: the calling thread's queues, the quarantine of
+/// `debug=`, empty slabs, free pages; 1 when there was some. (`malloc_trim` by another name.)
+#[unsafe(no_mangle)]
+pub extern "C" fn slabmalloc_shrink() -> c_int {
+    malloc_trim(0)
 }
 
 /// `mallopt`: every option is accepted, none has a meaning here. `SLABMALLOC_CONF` is the way to
