@@ -244,7 +244,7 @@ fn move_one(old: PageRef, id: OwnerId, claim: bool) -> Result<(), PageError> {
 fn move_run(from: Frame, id: OwnerId, run: usize, mover: &mut Mover) -> Result<usize, PageError> {
     let zone = zone::zone_of(from);
     let mut pages = run;
-    let to = loop {
+    let (to, dirty) = loop {
         if let Some(to) = zone.lock().take_targets(pages, Migratetype::Movable) {
             break to;
         }
@@ -277,7 +277,7 @@ fn move_run(from: Frame, id: OwnerId, run: usize, mover: &mut Mover) -> Result<u
     }
     let bytes = pages << PAGE_SHIFT;
     let (source, target) = (old.address(), new.address());
-    mover.prepare(target, bytes);
+    mover.prepare(target, bytes, dirty);
     let mut how = None;
     let start = os::now_ns();
     let moved = id.get().is_some_and(|owner| {

@@ -61,14 +61,16 @@ impl Mover {
         Self { registered: None }
     }
 
-    /// Gets a target ready, before its owner is stopped.
-    pub(crate) fn prepare(&mut self, target: *mut u8, bytes: usize) {
+    /// Gets a target ready, before its owner is stopped. `dirty`: it may hold data.
+    pub(crate) fn prepare(&mut self, target: *mut u8, bytes: usize, dirty: bool) {
         if bytes < WORTH {
             return;
         }
         let Some(fd) = descriptor() else { return };
         // SAFETY: the target is the caller's, whole pages, and holds nothing.
-        let ready = unsafe { os::discard(target, bytes) } && unsafe { fd.register(target, bytes) };
+        let empty = !dirty || unsafe { os::discard(target, bytes) };
+        // SAFETY: as above.
+        let ready = empty && unsafe { fd.register(target, bytes) };
         if ready {
             self.registered = Some((fd, target, bytes));
         }

@@ -473,10 +473,10 @@ impl ZoneInner {
         Some(self.hand_out(frame, order, mt, dirty))
     }
 
-    /// Takes `pages` pages in one piece for chunks that move together, each of
-    /// `order`, aligned to it.
-    pub(crate) fn take_targets(&mut self, pages: usize, mt: Migratetype) -> Option<Frame> {
-        let (frame, _) = self
+    /// Takes `pages` pages in one piece for chunks that move together; the flag is whether
+    /// they may hold data.
+    pub(crate) fn take_targets(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
+        let (frame, dirty) = self
             .buddy
             .take_typed(pages.next_power_of_two().trailing_zeros() as u8, tag(mt))?;
         let span = pages.next_power_of_two();
@@ -485,7 +485,7 @@ impl ZoneInner {
                 .put(frame.arena, frame.index + pages, frame.index + span, None);
         }
         self.account(frame, pages, mt);
-        Some(frame)
+        Some((frame, dirty))
     }
 
     /// Gives a chunk back whose owner gave it up: past the slots' lists.

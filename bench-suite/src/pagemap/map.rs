@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(
             lines[3],
             "6 blocks of 2 MiB: 1 free, 1 mixed; 50.0 % of the pages in use: Unmovable 2, Movable 256, \
-             Reclaimable 766, Large 512"
+             Reclaimable 766, Large 512, HighAtomic 0"
         );
     }
 }

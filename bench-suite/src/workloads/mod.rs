@@ -142,6 +142,7 @@ pub const ALL: &[&dyn Workload] = &[
     &pages::page_test::PageTest,
     &pages::order5::Order5,
     &pages::highalloc::HighAlloc,
+    &pages::compaction::Compaction,
     &classic::Classic,
     &programs::Programs,
     &sysbench::Sysbench,

@@ -15,6 +15,7 @@
 pub mod ageing;
 pub mod books;
 pub mod cache;
+pub mod compaction;
 pub mod ground;
 pub mod held;
 pub mod highalloc;
