@@ -63,7 +63,10 @@ fn bad_arguments_are_named_in_one_line() {
     assert_bad("compare hackbensh", &["'hackbensh'", "hackbench, netperf"]);
     assert_bad(
         "compare --backends slab,slob",
-        &["'slob'", "slab, slub, unified, system, so:PATH"],
+        &[
+            "'slob'",
+            "slab, slub, unified, each also with :plain (placement off), system, so:PATH",
+        ],
     );
     assert_bad(
         "compare --backends so:/nonexistent/malloc.so",
@@ -88,7 +91,10 @@ fn bad_arguments_are_named_in_one_line() {
     assert_bad("compare --delta sideways", &["sideways", "base, lkml-2010"]);
     assert_bad("compare --qick", &["--qick", "--quick"]);
     assert_bad("compre", &["compre", "compare"]);
-    assert_bad("compare --nope", &["--nope", "--backends, --baseline"]);
+    assert_bad(
+        "compare --nope",
+        &["--nope", "--backends, --against, --baseline"],
+    );
     assert_bad("frob", &["frob", "valid: list, compare"]);
     assert_bad("compare --seed x", &["'x'", "--seed", "whole number"]);
     assert_bad("compare --fail-above 5", &["--fail-above needs --from"]);

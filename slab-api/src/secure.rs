@@ -6,10 +6,10 @@
 //!   free ──▶ mark ─▶ canary, neighbour's word ─▶ zeros ─▶ quarantine ─▶ backend
 //!   large    a run of pages between guards; freed: a guard itself, for a while
 //! ```
-//! - [`object`]: the canary, and zeros while an object is free;
-//! - [`store`]: pool and quarantine of a cache, pure bookkeeping;
-//! - [`large`]: large objects;
-//! - [`random`], [`secret`]: where unpredictability comes from.
+//! - `object`: the canary, and zeros while an object is free;
+//! - `store`: pool and quarantine of a cache, pure bookkeeping;
+//! - `large`: large objects;
+//! - `random`, `secret`: where unpredictability comes from.
 //!
 //! The heap has caches of its own, so that nothing here costs the normal heap anything:
 //! one for each size class and, for `memalign`, one for each class with its alignment;

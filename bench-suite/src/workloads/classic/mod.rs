@@ -4,7 +4,7 @@
 //! the malloc under test is preloaded into it (`slab`, `slub` and `unified` too, see [`crate::preload`]). A row is a fixed amount
 //! of work and reports its time; some report more (kB a thread, RSS/live, latency percentiles).
 //!
-//! [`block`] owns the memory; [`threads`], [`sizes`], [`memory`] and [`latency`] hold the rows; [`ROWS`] lists them.
+//! `block` owns the memory; `threads`, `sizes`, `memory` and `latency` hold the rows; `ROWS` lists them.
 
 mod block;
 mod latency;

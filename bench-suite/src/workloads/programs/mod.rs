@@ -1,7 +1,7 @@
 //! programs: whole programs under each malloc, with their time and the memory of the program itself.
 //!
 //! The worker is not preloaded, the program is. Each sample first runs the program without the library; both must write
-//! the same output. Inputs are generated ([`inputs`]), so that every machine does the same work. A program that is not
+//! the same output. Inputs are generated (`inputs`), so that every machine does the same work. A program that is not
 //! installed is named and left out.
 //!
 //! The peak is the kernel's figure for the program and the descendants it waits for (`wait4`). A process starts out with the
