@@ -163,6 +163,40 @@ pub fn trim() -> usize {
         .sum()
 }
 
+/// Gives the whole pages inside a stretch of memory in use back: they read as zero then.
+/// Their block is excluded from huge pages first. Returns the pages given back; 0 also
+/// when the kernel refuses.
+///
+/// # Safety
+/// The bytes must lie in an arena and be the caller's, and their content of no use.
+pub unsafe fn discard_inside(at: *mut u8, bytes: usize) -> usize {
+    let unit = os::page_size();
+    let (mut from, to) = (
+        (at as usize).next_multiple_of(unit),
+        (at as usize + bytes) / unit * unit,
+    );
+    let mut pages = 0;
+    while from < to {
+        let end = ((from | (PAGEBLOCK_SIZE - 1)) + 1).min(to);
+        let start: *mut u8 = core::ptr::with_exposed_provenance_mut(from);
+        let Some(page) = arena::page_of(start) else {
+            return pages;
+        };
+        let Frame { arena, index } = arena::frame_of(page);
+        let block = Frame {
+            arena,
+            index: index & !(PAGEBLOCK_PAGES - 1),
+        };
+        // SAFETY: promised by the caller; whole kernel pages.
+        if !exclude_huge(block) || !unsafe { os::discard(start, end - from) } {
+            return pages;
+        }
+        pages += (end - from) >> PAGE_SHIFT;
+        from = end;
+    }
+    pages
+}
+
 /// Runs `f` on the purger's lock: for the fork handlers.
 pub(crate) fn with_raw_lock(f: impl FnOnce(&FutexLock)) {
     f(crate::fork::raw(&PURGER));

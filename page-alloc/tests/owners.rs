@@ -341,7 +341,8 @@ fn reclaim_comes_before_mixing() {
         assert_eq!(c.claims_partial, 0);
         let reclaimed = evacuate::counters().reclaimed_pages as usize;
         assert!(reclaimed >= 5 * PAGEBLOCK_PAGES, "{reclaimed}");
-        assert!(reclaimed <= 9 * PAGEBLOCK_PAGES, "{reclaimed}");
+        // A few more are emptied once, for the reserve that the types leave each other.
+        assert!(reclaimed <= 11 * PAGEBLOCK_PAGES, "{reclaimed}");
         assert!(reclaim::direct_reclaims() > 0 && reclaim::latency().count() > 0);
         HANDLES.check();
         pinned.into_iter().for_each(|p| free_pages(p).unwrap());

@@ -341,6 +341,13 @@ pub trait ObjectCache: Copy + Send + Sync + fmt::Debug + 'static {
     /// ones, empty slabs. Returns the pages freed.
     fn shrink(self) -> usize;
 
+    /// Gives back the memory of pages that lie wholly in free objects of slabs in use
+    /// ([`crate::gaps`]); returns the pages. A backend that needs the content of free
+    /// objects does nothing.
+    fn discard_gaps(self) -> usize {
+        0
+    }
+
     /// Checks every invariant of the cache's slabs and lists. Other threads must
     /// not use the cache meanwhile.
     ///

@@ -364,7 +364,7 @@ impl<B: ObjectCache> Heap<B> {
     /// Gives everything that is free back to the kernel at once. True when memory
     /// was given back.
     pub fn trim(&self) -> bool {
-        self.shrink_caches() + page_alloc::purge::trim() > 0
+        self.shrink_caches() + self.discard_gaps() + page_alloc::purge::trim() > 0
     }
 
     /// Gives the queues of the calling thread, those that threads share, and the empty slabs
@@ -380,6 +380,14 @@ impl<B: ObjectCache> Heap<B> {
             }
         }
         pages
+    }
+
+    fn discard_gaps(&self) -> usize {
+        let ids = self.caches.iter().map(|cell| cell.load(Relaxed));
+        ids.filter(|id| *id > 0)
+            .filter_map(B::from_id)
+            .map(ObjectCache::discard_gaps)
+            .sum()
     }
 
     /// A snapshot; exact when no other thread allocates.

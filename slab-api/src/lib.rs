@@ -5,7 +5,7 @@
 //! - [`registry`]: all caches by id, whatever their backend;
 //! - [`misuse`], [`fork`], [`config`]: reports, fork handlers, settings;
 //! - [`report`]: statistics as text and JSON;
-//! - [`guard`]: guard pages behind slabs;
+//! - [`guard`], [`gaps`]: guard pages behind slabs; giving back pages inside them;
 //! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`];
 //! - [`malloc`], [`secure`], [`debug`]: what a malloc offers; the hardened heap; the heap
 //!   with red zones, poison and tracks;
@@ -26,6 +26,7 @@ pub mod config;
 pub mod conformance;
 pub mod debug;
 pub mod fork;
+pub mod gaps;
 pub mod guard;
 pub mod heap;
 pub mod large;

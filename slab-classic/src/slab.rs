@@ -122,6 +122,11 @@ impl Geometry {
         self.objects << u32::from(self.wide)
     }
 
+    /// Whether the index stack lies outside of the slab.
+    pub(crate) fn is_outside(&self) -> bool {
+        self.placement == Placement::Outside
+    }
+
     fn in_pool(&self) -> bool {
         self.placement == Placement::Outside && self.bytes_of_stack() > IN_RECORD
     }

@@ -1,5 +1,7 @@
 //! The trait's operations: fast paths, creation, snapshots, validation, the end.
 
+use slab_api::gaps::Gaps;
+
 use super::*;
 
 impl ObjectCache for Unified {
@@ -130,6 +132,27 @@ impl ObjectCache for Unified {
         }
         self.drain_depot();
         self.free_empty_slabs()
+    }
+
+    fn discard_gaps(self) -> usize {
+        // Constructed objects keep their content.
+        if self.0.constructor.is_some() {
+            return 0;
+        }
+        let mut pages = 0;
+        for node in &self.0.nodes {
+            let node = node.lock();
+            for head in node.partial.iter() {
+                let mut gaps = Gaps::new();
+                slab::for_each_free(head, |p| {
+                    // SAFETY: a free object of the slab, by address; the node's lock keeps
+                    // it so.
+                    unsafe { gaps.add(p, self.0.head.stride as usize) };
+                });
+                pages += gaps.finish();
+            }
+        }
+        pages
     }
 
     fn validate(self) -> Result<(), Corruption> {
