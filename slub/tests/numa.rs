@@ -1,4 +1,5 @@
-//! Node-local slabs and frees to another node, on a simulated machine.
+//! Node-local slabs, frees to another node, and slabs taken from one, on a simulated
+//! machine.
 
 use std::ptr::NonNull;
 
@@ -57,11 +58,44 @@ fn frees_of_another_nodes_objects_go_home() {
         }),
     );
     let info = cache.info();
-    assert!(
-        info.counter("free_slow").expect("a counter") > 0,
-        "{info:?}"
-    );
+    let counter = |name| cache.info().counter(name).expect("a counter");
+    assert!(counter("free_slow") > 0, "{info:?}");
+    assert!(counter("remote_node_free") > 0, "{info:?}");
+    assert_eq!(counter("remote_node_get"), 0, "{info:?}");
     assert_eq!(info.in_use, 0);
+
+    // Node 0 has many partly used slabs; node 1 takes of them as the ratio says.
+    let give = move |objects: Vec<usize>| {
+        for p in objects {
+            let p = NonNull::new(std::ptr::with_exposed_provenance_mut(p)).expect("not null");
+            // SAFETY: taken below, each freed once.
+            unsafe { cache.free(p) };
+        }
+        Vec::new()
+    };
+    let zero = on(0, Box::new(take));
+    let (kept, spare): (Vec<_>, Vec<_>) = zero.iter().enumerate().partition(|(n, _)| n % 2 == 0);
+    let kept: Vec<usize> = kept.into_iter().map(|(_, p)| *p).collect();
+    let spare: Vec<usize> = spare.into_iter().map(|(_, p)| *p).collect();
+    on(1, Box::new(move || give(spare)));
+    let tune = |ratio| {
+        let tunables = slub::Tunables {
+            remote_node_defrag_ratio: ratio,
+            ..cache.tunables()
+        };
+        cache.tune(tunables).expect("a percentage");
+    };
+    tune(0);
+    let one = on(1, Box::new(take));
+    assert_eq!(counter("remote_node_get"), 0);
+    assert!(one.iter().all(|p| node(p) == 1));
+    tune(100);
+    let more = on(1, Box::new(take));
+    assert!(counter("remote_node_get") > 0, "{:?}", cache.info());
+    assert!(more.iter().any(|p| node(p) == 0));
+    cache.validate().expect("valid");
+    on(1, Box::new(move || give([kept, one, more].concat())));
+    assert_eq!(cache.info().in_use, 0);
     cache.validate().expect("valid");
     cache.destroy().expect("nothing in use");
 }
