@@ -13,6 +13,7 @@ use super::held::PageBackend;
 use super::owner::Owner;
 use crate::rng::Rng;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 const NONE: u32 = u32::MAX;
 
@@ -36,6 +37,7 @@ struct Lru<B: PageBackend> {
 pub struct Cache<B: PageBackend> {
     ground: &'static Ground<B>,
     lru: Mutex<Lru<B>>,
+    by_age_only: AtomicBool,
 }
 
 impl<B: PageBackend> Cache<B> {
@@ -52,7 +54,13 @@ impl<B: PageBackend> Cache<B> {
                 len: 0,
                 reclaimed: 0,
             }),
+            by_age_only: AtomicBool::new(false),
         }
+    }
+
+    /// Refuses from now on to give a named block back, whoever asks: only age counts.
+    pub fn only_by_age(&self) {
+        self.by_age_only.store(true, Relaxed);
     }
 
     /// Pages in the cache. (Each entry is one page.)
@@ -143,6 +151,9 @@ impl<B: PageBackend> Cache<B> {
 
 impl<B: PageBackend> Owner<B::Page> for Cache<B> {
     fn shrink_block(&self, heads: &[B::Page]) -> usize {
+        if self.by_age_only.load(Relaxed) {
+            return 0;
+        }
         let pages = self.give(|lru| {
             let at = |page| lru.frames.get(self.ground.backend().address(page));
             let entries: Vec<u32> = heads.iter().filter_map(|page| at(*page)).collect();

@@ -248,6 +248,10 @@ pub(super) fn protocol<B: PageBackend>(
     policy: Policy,
 ) -> Result<Figures, String> {
     let mut load = Load::new(ground, params)?;
+    if policy == Policy::Lru {
+        // An allocator that asks the owners itself must not get around the policy.
+        load.cache.only_by_age();
+    }
     load.age();
     let pass1 = pass(ground, &mut load, policy, true);
     load.refill();

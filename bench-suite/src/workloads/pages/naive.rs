@@ -305,6 +305,12 @@ mod tests {
         check(&asked);
         // Marks are checked whenever a page goes back, so the content moved with the pages.
         assert!(asked.moved > 0);
+        // With `lru` the allocator asks in vain for blocks that hold cache.
+        let by_age = protocol(ground::<true>(SMALL), PARAMS, Policy::Lru).unwrap();
+        check(&by_age);
+        assert_eq!(by_age.passes[0].reclaimed, 0);
+        assert!(asked.passes[0].reclaimed > 0);
+        assert!(by_age.passes[0].successes < asked.passes[0].successes);
         let unasked = protocol(ground::<false>(SMALL), PARAMS, Policy::Lru).unwrap();
         assert_eq!(unasked.moved, 0);
         assert!(asked.passes[0].successes >= unasked.passes[0].successes);
