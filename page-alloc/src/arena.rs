@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use crate::block::{BLOCK_HUGE, Block};
 use crate::config;
 use crate::granule;
-use crate::os;
+use crate::os::{self, Userfault};
 use crate::page::{Page, PageKind, PageRef};
 use crate::sync::Lock;
 use crate::topology::{self, MAX_NODES};
@@ -45,6 +45,8 @@ struct Region {
     end: AtomicUsize,
     frontier: AtomicUsize,
     meta_end: AtomicUsize,
+    /// Below this, memory is registered with the process's userfaultfd.
+    registered: AtomicUsize,
 }
 
 /// One reservation.
@@ -99,6 +101,7 @@ impl Arena {
                     end: AtomicUsize::new(0),
                     frontier: AtomicUsize::new(0),
                     meta_end: AtomicUsize::new(0),
+                    registered: AtomicUsize::new(0),
                 }
             }; MAX_NODES],
         }
@@ -203,6 +206,22 @@ impl Arena {
             region.start.load(Ordering::Relaxed),
             region.frontier.load(Ordering::Relaxed),
         )
+    }
+
+    /// Registers the region of the page `index` with a userfaultfd, up to its frontier,
+    /// unless that was done; false when the kernel refuses.
+    pub(crate) fn register(&self, index: usize, fd: Userfault) -> bool {
+        let region = self.region_of(index);
+        if index < region.registered.load(Ordering::Relaxed) {
+            return true;
+        }
+        let (start, frontier) = self.bounds(index);
+        // SAFETY: committed memory of this arena.
+        let done = unsafe { fd.register(self.address(start), (frontier - start) << PAGE_SHIFT) };
+        if done {
+            region.registered.store(frontier, Ordering::Relaxed);
+        }
+        done
     }
 
     fn holds_record(&self, page: *const Page) -> bool {
@@ -346,6 +365,15 @@ pub(crate) fn granule_cell(p: *const u8) -> Option<&'static AtomicU8> {
     // SAFETY: the map is committed below each frontier (`holds_address`) and
     // never unmapped.
     Some(unsafe { &*arena.map.load(Ordering::Relaxed).add(index) })
+}
+
+/// Forgets what [`Arena::register`] did, which holds for one process's memory.
+pub(crate) fn forget_registered() {
+    for arena in &ARENAS[..COUNT.load(Ordering::Acquire)] {
+        for region in &arena.regions {
+            region.registered.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Moves a frontier up by at least `pages`, for `node`, reserving a further arena

@@ -315,6 +315,15 @@ pub fn membarrier() -> bool {
     done
 }
 
+/// Gives pages memory before they are used, as far as the kernel will (Linux 5.14).
+///
+/// # Safety
+/// The range must be whole committed pages of this allocator.
+pub(crate) unsafe fn populate(at: *mut u8, bytes: usize) {
+    // Refused by older kernels: the copy then takes the faults.
+    let _ = advise(at, bytes, libc::MADV_POPULATE_WRITE);
+}
+
 /// A userfaultfd, for moving pages: see [`crate::remap`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Userfault(pub(crate) i32);
@@ -348,7 +357,7 @@ struct UffdMove {
 
 impl Userfault {
     const FEATURE_MOVE: u64 = 1 << 16;
-    const MODE_MISSING: u64 = 1;
+    const MODE_WP: u64 = 2;
     /// `_IOWR(0xaa, number, size)`.
     const fn request(number: usize, size: usize) -> usize {
         3 << 30 | size << 16 | 0xaa << 8 | number
@@ -391,33 +400,21 @@ impl Userfault {
         done
     }
 
-    /// Registers a range for missing pages.
+    /// Registers a range for write-protection faults, of which there are none unless
+    /// somebody write-protects pages by this descriptor: others may use it meanwhile.
     ///
     /// # Safety
-    /// Whole pages that nobody uses until [`Self::unregister`]: a fault there would
-    /// wait for ever.
+    /// Whole pages of one mapping of the caller's or several.
     pub(crate) unsafe fn register(self, at: *mut u8, bytes: usize) -> bool {
         self.ioctl(
             0x00,
             &mut UffdRegister {
                 start: at as u64,
                 len: bytes as u64,
-                mode: Self::MODE_MISSING,
+                mode: Self::MODE_WP,
                 ioctls: 0,
             },
         )
-    }
-
-    /// Ends [`Self::register`].
-    ///
-    /// # Safety
-    /// The range of a registration.
-    pub(crate) unsafe fn unregister(self, at: *mut u8, bytes: usize) {
-        // `_IOR(0xaa, 1, struct uffdio_range)`.
-        let request = 2 << 30 | 16 << 16 | 0xaa << 8 | 1;
-        let mut range = [at as u64, bytes as u64];
-        let arg = range.as_mut_ptr() as usize;
-        sys(libc::SYS_ioctl, [self.0 as usize, request, arg, 0, 0, 0]);
     }
 
     /// Moves pages into a registered, empty range; returns the bytes moved from its

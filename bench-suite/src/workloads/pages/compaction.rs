@@ -5,14 +5,14 @@
 //!   scattered:  | live | free | live | free | ...                 moved a page at a time, by copy
 //! ```
 //! An arena of such blocks; what is free in them was given back to the kernel. A block is chosen, emptied into the
-//! others (`claim_blocks`), and given back, with the processor's caches full of other data; the same pages are then
-//! copied into pages that are there already, as cold as before. A sample is the median over the blocks. `copied` is
-//! `runs` with userfaultfd denied: the fall-back.
+//! others (`claim_blocks`), and given back, with the processor's caches full of other data; before, the same pages were
+//! copied, as cold, into pages that are there already, and into fresh ones, as the free places of the other blocks are.
+//! A sample is the median over the blocks. `copied` is `runs` with userfaultfd denied: the fall-back.
 //!
 //! | metric | what |
 //! |---|---|
-//! | `empty`, `memcpy` | µs a block |
-//! | `ratio` | the one over the other |
+//! | `empty`, `memcpy`, `memcpy_fresh` | µs a block: emptying it, the copy into pages that are there, and into fresh ones |
+//! | `ratio`, `ratio_fresh` | the first over each of the others |
 //! | `pause_p50`, `pause_p99` | µs that the owner was stopped for a batch of moves |
 
 use super::{ARENA_MIB, BLOCK_PAGES, Migratetype, Order, is_page_backend};
@@ -30,6 +30,15 @@ pub struct Compaction;
 const NAME: &str = "compaction";
 const USAGE: &str = "-b BLOCKS";
 const JOBS: [&str; 3] = ["runs", "copied", "scattered"];
+const METRICS: [&str; 7] = [
+    "empty",
+    "memcpy",
+    "memcpy_fresh",
+    "ratio",
+    "ratio_fresh",
+    "pause_p50",
+    "pause_p99",
+];
 /// Pages of a run.
 const RUN: usize = 64;
 /// Blocks emptied in a sample; the others take what was in them.
@@ -118,11 +127,15 @@ impl Workload for Compaction {
     fn plan(&self, options: &Options) -> Result<Vec<Job>, String> {
         blocks_of(options)?;
         let job = |name: &&str| Job {
-            rows: ["empty", "memcpy", "ratio", "pause_p50", "pause_p99"]
+            rows: METRICS
                 .map(|metric| RowSpec {
                     row: (*name).to_owned(),
                     metric,
-                    unit: if metric == "ratio" { "x" } else { "us" },
+                    unit: if metric.starts_with("ratio") {
+                        "x"
+                    } else {
+                        "us"
+                    },
                     better: Better::Lower,
                 })
                 .to_vec(),
@@ -149,6 +162,18 @@ impl Workload for Compaction {
         os::inject(Call::Userfault, job == "copied");
         measure(blocks, if job == "scattered" { 1 } else { RUN }, job)
     }
+}
+
+/// Copies pages of ours to the start of `target`, in their order.
+fn copy(pages: &[usize], target: &mut [u8]) -> Duration {
+    let began = Instant::now();
+    for (from, to) in pages.iter().zip(target.chunks_exact_mut(PAGE_SIZE)) {
+        let from = std::ptr::with_exposed_provenance::<u8>(*from);
+        // SAFETY: a live page of ours, and a page of the target.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), PAGE_SIZE) };
+    }
+    std::hint::black_box(target);
+    began.elapsed()
 }
 
 fn measure(blocks: usize, run: usize, job: &str) -> Result<Outcome, String> {
@@ -187,30 +212,24 @@ fn measure(blocks: usize, run: usize, job: &str) -> Result<Outcome, String> {
     // Pages that are there already, to copy to.
     let mut target = vec![1u8; BLOCK_PAGES * PAGE_SIZE];
     let block_bytes = BLOCK_PAGES * PAGE_SIZE;
+    // And pages that nobody touched: a zeroed buffer of this size is a mapping of its own.
+    let mut fresh = vec![0u8; EMPTIED * block_bytes];
     let mut starts: Vec<usize> = (handles.lock().iter().flatten())
         .map(|page| page.address() as usize / block_bytes * block_bytes)
         .collect();
     starts.sort_unstable();
     starts.dedup();
-    let (mut empty, mut memcpy) = (Vec::new(), Vec::new());
+    let (mut empty, mut memcpy, mut memcpy_fresh) = (Vec::new(), Vec::new(), Vec::new());
     let mut emptied = 0;
-    for start in starts.into_iter().take(EMPTIED) {
+    for (start, fresh) in starts.into_iter().zip(fresh.chunks_exact_mut(block_bytes)) {
         let live: Vec<usize> = (handles.lock().iter().flatten())
             .map(|page| page.address() as usize)
             .filter(|at| at / block_bytes * block_bytes == start)
             .collect();
         chill();
-        let began = Instant::now();
-        for (slot, at) in live.iter().enumerate() {
-            let from = std::ptr::with_exposed_provenance::<u8>(*at);
-            // SAFETY: a live page of ours, and a place of the target for each page of a block.
-            unsafe {
-                let to = target.as_mut_ptr().add(slot * PAGE_SIZE);
-                std::ptr::copy_nonoverlapping(from, to, PAGE_SIZE);
-            }
-        }
-        let copied = began.elapsed();
-        std::hint::black_box(&target);
+        let copied = copy(&live, &mut target);
+        chill();
+        let copied_fresh = copy(&live, fresh);
         chill();
         let at = std::ptr::with_exposed_provenance::<u8>(start);
         let began = Instant::now();
@@ -222,6 +241,7 @@ fn measure(blocks: usize, run: usize, job: &str) -> Result<Outcome, String> {
             emptied += 1;
             empty.push(took.as_secs_f64() * 1e6);
             memcpy.push(copied.as_secs_f64() * 1e6);
+            memcpy_fresh.push(copied_fresh.as_secs_f64() * 1e6);
         }
     }
     if emptied == 0 {
@@ -241,18 +261,22 @@ fn measure(blocks: usize, run: usize, job: &str) -> Result<Outcome, String> {
         values[values.len() / 2]
     };
     let (empty, memcpy) = (middle(&mut empty), middle(&mut memcpy));
+    let memcpy_fresh = middle(&mut memcpy_fresh);
     let us = |fraction| pauses().quantile(fraction) as f64 / 1000.0;
     let mut outcome = Outcome {
         objects: (emptied * BLOCK_PAGES / 2) as u64,
         ..Outcome::default()
     };
-    for (metric, value) in [
-        ("empty", empty),
-        ("memcpy", memcpy),
-        ("ratio", empty / memcpy),
-        ("pause_p50", us(0.5)),
-        ("pause_p99", us(0.99)),
-    ] {
+    let values = [
+        empty,
+        memcpy,
+        memcpy_fresh,
+        empty / memcpy,
+        empty / memcpy_fresh,
+        us(0.5),
+        us(0.99),
+    ];
+    for (metric, value) in METRICS.into_iter().zip(values) {
         outcome.measurements.push(Measurement {
             row: job.to_owned(),
             metric: metric.to_owned(),
