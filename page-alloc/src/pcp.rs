@@ -19,6 +19,7 @@ use core::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU64, Ordering, Ordering::Relaxed, compiler_fence, fence,
 };
 
+use crate::config;
 use crate::os;
 use crate::page::{Page, PageKind, PageRef};
 use crate::purge;
@@ -340,6 +341,13 @@ fn refill(lists: &Lists, row: usize, order: Order, mt: Migratetype) -> Option<Pa
     lists.flushes[row][mt as usize].store(0, Relaxed);
     let shift = &lists.refill[row][mt as usize];
     let most = (MAX_BATCH >> order.get()).clamp(1, CAPACITY[row]);
+    // With placement off pages of all kinds must lie where they come to lie: a batch for
+    // one type would keep those together, 32 at a time, which is placement after all.
+    let most = if config::placement() || mt == Migratetype::Movable {
+        most
+    } else {
+        1
+    };
     let want = (1usize << shift.load(Relaxed)).min(most);
     shift.store((shift.load(Relaxed) + 1).min(5), Relaxed);
     let mut chunks = [None; MAX_BATCH];
