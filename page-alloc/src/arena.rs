@@ -330,6 +330,54 @@ pub fn page_of(p: *const u8) -> Option<PageRef> {
     page_of_elsewhere(p)
 }
 
+/// The first arena's page map as it was at one moment, for loops that look up many
+/// addresses: what does not change is loaded once.
+#[derive(Clone, Copy, Debug)]
+pub struct PageMap {
+    base: usize,
+    frontier: usize,
+    records: *const Page,
+}
+
+impl PageMap {
+    /// The map as it is now. Addresses had before are looked up in it at full speed,
+    /// later ones correctly.
+    #[inline]
+    pub fn now() -> Self {
+        let arena = &ARENAS[0];
+        // Acquire: as in `page_of`.
+        let frontier = arena.regions[0].frontier.load(Ordering::Acquire);
+        Self {
+            base: arena.base(),
+            frontier,
+            records: arena.records.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The record of the page that holds `p`, after that of the first page of the
+    /// naturally aligned chunk of `order` around it; `None` when no arena holds `p`. For
+    /// chunks of [`crate::alloc_pages`] whose order the caller knows: no record is read.
+    #[inline]
+    pub fn find(self, p: *const u8, order: u8) -> Option<(PageRef, PageRef)> {
+        let index = (p as usize).wrapping_sub(self.base) >> PAGE_SHIFT;
+        if index >= self.frontier {
+            return find_elsewhere(p, order);
+        }
+        // SAFETY: records are committed below each frontier and never unmapped.
+        unsafe {
+            let head = &*self.records.add(index & !((1 << order) - 1));
+            Some((head, &*self.records.add(index)))
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn find_elsewhere(p: *const u8, order: u8) -> Option<(PageRef, PageRef)> {
+    let page = page_of_elsewhere(p)?;
+    Some((chunk_of_elsewhere(p, order)?.0, page))
+}
+
 /// The first page of the naturally aligned chunk of `order` that holds `p`, and the
 /// distance of `p` from its start; `None` when no arena holds `p`. For chunks of
 /// [`crate::alloc_pages`] whose order the caller knows: no record is read.

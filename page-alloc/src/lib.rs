@@ -61,7 +61,7 @@ mod run;
 mod types;
 mod zone;
 
-pub use arena::{chunk_of, committed_bytes, for_each_head, page_of};
+pub use arena::{PageMap, chunk_of, committed_bytes, for_each_head, page_of};
 pub use block::Block;
 pub use list::{Linked, Links, List};
 pub use owner::{BlockRange, OwnerId, PageOwner};

@@ -10,7 +10,7 @@
 
 use core::ptr::NonNull;
 
-use page_alloc::{PAGE_SIZE, PageList, PageRef, meta, page_of};
+use page_alloc::{PAGE_SIZE, PageList, PageMap, PageRef, meta};
 
 use crate::array::{Level, View, reap_count};
 use crate::slab::{self, Geometry, NONE};
@@ -229,22 +229,20 @@ impl Level<*mut u8> for NodeLevel<'_> {
 
     /// Neighbours in `objects` that are of one slab go there together.
     fn give(&mut self, objects: &[*mut u8]) {
+        let map = PageMap::now();
+        let order = self.geometry.order.get();
+        // Slabs are aligned to their size.
+        let slab_of = |p: *mut u8| p as usize & !((PAGE_SIZE << order) - 1);
         let mut rest = objects;
-        while let Some(first) = rest.first() {
-            let Some(page) = page_of(*first) else {
+        while let Some((first, others)) = rest.split_first() {
+            let Some((head, _)) = map.find(*first, order) else {
                 debug_assert!(false, "an object outside the arenas");
-                rest = &rest[1..];
+                rest = others;
                 continue;
             };
-            let head = page.head();
-            let start = head.address() as usize;
-            let bytes = PAGE_SIZE << head.order();
-            let n = rest
-                .iter()
-                .take_while(|p| (**p as usize).wrapping_sub(start) < bytes)
-                .count()
-                .max(1);
-            let (run, others) = rest.split_at(n);
+            let slab = slab_of(*first);
+            let more = others.iter().take_while(|p| slab_of(**p) == slab).count();
+            let (run, others) = rest.split_at(1 + more);
             self.give_run(head, run);
             rest = others;
         }

@@ -9,8 +9,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{
-    Migratetype, Order, PAGE_SIZE, PageList, PageRef, chunk_of, granule, meta, page_of, purge,
-    slot, topology,
+    Migratetype, Order, PageList, PageMap, PageRef, granule, meta, purge, slot, topology,
 };
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
@@ -20,7 +19,7 @@ use slab_api::{
 
 use crate::depot::Depot;
 use crate::magazine::{MAX_CAPACITY, MAX_LEVEL, Magazine, MagazineLinks};
-use crate::slab;
+use crate::slab::{self, Freed};
 use crate::slot::{self as slots, SlotRef};
 
 /// Bytes of objects that a magazine of the largest level may hold.
@@ -46,6 +45,28 @@ struct Node {
     free: usize,
 }
 
+/// Slabs that are to go back to the page layer, outside of the lock.
+#[derive(Default)]
+struct Discard {
+    slabs: [Option<PageRef>; 8],
+    len: usize,
+}
+
+impl Discard {
+    /// Adds a slab; true when there is room for no other.
+    fn add(&mut self, head: PageRef) -> bool {
+        if let Some(place) = self.slabs.get_mut(self.len) {
+            *place = Some(head);
+            self.len += 1;
+        }
+        self.len == self.slabs.len()
+    }
+
+    fn slabs(&self) -> impl Iterator<Item = PageRef> {
+        self.slabs.into_iter().flatten()
+    }
+}
+
 /// Events of the slow paths.
 #[derive(Debug, Default)]
 struct Counters {
@@ -67,6 +88,8 @@ struct Record {
     head: CacheHead,
     order: Order,
     objects: usize,
+    /// What marks the free objects of a fresh slab's first page.
+    first_bits: slab::Bits,
     /// Bytes of the guard behind each slab.
     guard: usize,
     max_level: u8,
@@ -130,7 +153,8 @@ impl Unified {
     #[cold]
     fn new_slab(self) -> Option<PageRef> {
         let head = guard::alloc_slab(self.0.order, self.0.migratetype, self.0.guard)?;
-        slab::init(head, self.id(), self.0.head.stride as usize, self.0.objects);
+        let stride = self.0.head.stride as usize;
+        slab::init(head, self.id(), stride, self.0.objects, &self.0.first_bits);
         if let Some(constructor) = self.0.constructor {
             // SAFETY: each is an object of the fresh slab, which nobody else has.
             slab::for_each_free(head, |p| unsafe { constructor(p) });
@@ -201,66 +225,86 @@ impl Unified {
             .unwrap_or(0)
     }
 
-    /// Gives objects to their slabs, a slab at a time, under one hold of the lock
-    /// for those of one node in a row. Slabs that empty beyond what a node keeps go
-    /// back to the page layer.
-    fn give(self, objects: &[*mut u8], own_node: usize) {
+    /// Gives objects to their slabs, under one hold of the lock for those of one node in a
+    /// row. Slabs that empty beyond what a node keeps go back to the page layer.
+    fn give(self, mut objects: &[*mut u8], own_node: usize) {
+        let map = PageMap::now();
         let order = self.0.order.get();
-        let many_nodes = topology::nodes() > 1;
-        let home_of = |head: PageRef| if many_nodes { head.node() } else { 0 };
-        let mut rest = objects;
-        while let Some((head, _)) = rest.first().and_then(|p| chunk_of(*p, order)) {
-            let home = home_of(head);
-            if home != own_node {
-                bump(&self.0.counters.alien_flush);
-            }
-            let mut discard: [Option<PageRef>; 8] = [None; 8];
-            let mut discards = 0;
-            {
-                let mut node = self.0.nodes[home].lock();
-                while discards < discard.len()
-                    && let Some((p, after)) = rest.split_first()
-                    && let Some((head, distance)) = chunk_of(*p, order)
-                    && home_of(head) == home
-                {
-                    let start = *p as usize - distance;
-                    let mut n = 0;
-                    let mut next = Some((p, after));
-                    while let Some((p, after)) = next
-                        && (*p as usize).wrapping_sub(start) < PAGE_SIZE << order
-                        && let Some(page) = page_of(*p)
-                    {
-                        slab::put(page, *p);
-                        n += 1;
-                        rest = after;
-                        next = rest.split_first();
-                    }
-                    if self.note_free(&mut node, head, n) {
-                        discard[discards] = Some(head);
-                        discards += 1;
-                    }
+        let nodes = topology::nodes();
+        while let Some(p) = objects.first() {
+            let mut home = 0;
+            if nodes > 1 {
+                home = map
+                    .find(*p, order)
+                    .map_or(own_node, |(head, _)| head.node());
+                if home != own_node {
+                    bump(&self.0.counters.alien_flush);
                 }
             }
-            for head in discard.iter().flatten() {
+            let mut discard = Discard::default();
+            let before = objects.len();
+            {
+                let mut node = self.0.nodes[home].lock();
+                objects = if nodes > 1 {
+                    self.give_to::<true>(&mut node, home, map, objects, &mut discard)
+                } else {
+                    self.give_to::<false>(&mut node, home, map, objects, &mut discard)
+                };
+            }
+            for head in discard.slabs() {
                 bump(&self.0.counters.discard_slab);
                 guard::free_slab(head, self.0.guard);
+            }
+            if objects.len() == before {
+                debug_assert!(false, "queued objects are always ours");
+                return;
             }
         }
     }
 
-    /// Corrects a slab's counts and list after `n` of its objects were freed. True
-    /// when the slab is on no list any more and its pages are to be given back.
-    fn note_free(self, node: &mut Node, head: PageRef, n: usize) -> bool {
-        let before = slab::add_free(head, n);
-        node.free += n;
-        let total = slab::objects(head);
-        if before + n < total {
-            if before == 0 {
-                node.partial.push_front(head);
+    /// Gives objects to the slabs of a node, until one is another node's (`MANY` nodes) or
+    /// `discard` is full; returns the rest.
+    #[inline]
+    fn give_to<'a, const MANY: bool>(
+        self,
+        node: &mut Node,
+        home: usize,
+        map: PageMap,
+        objects: &'a [*mut u8],
+        discard: &mut Discard,
+    ) -> &'a [*mut u8] {
+        let order = self.0.order.get();
+        let mut counted = 0;
+        let mut n = 0;
+        while let Some(p) = objects.get(n)
+            && let Some((head, page)) = map.find(*p, order)
+        {
+            if MANY && head.node() != home {
+                break;
             }
+            let freed = slab::put(head, page, *p);
+            n += 1;
+            if freed != Freed::Another {
+                node.free += n - counted;
+                counted = n;
+                if self.relist(node, head, freed) && discard.add(head) {
+                    break;
+                }
+            }
+        }
+        node.free += n - counted;
+        &objects[n..]
+    }
+
+    /// Puts a slab on the list that it belongs on after the freeing of an object. True
+    /// when it is on no list any more and its pages are to be given back.
+    #[cold]
+    fn relist(self, node: &mut Node, head: PageRef, freed: Freed) -> bool {
+        if freed == Freed::First {
+            node.partial.push_front(head);
             return false;
         }
-        if before > 0 {
+        if freed == Freed::Last {
             node.partial.remove(head);
         }
         if node.empty.len() < self.0.keep_empty {
@@ -268,7 +312,7 @@ impl Unified {
             return false;
         }
         node.slabs -= 1;
-        node.free -= total;
+        node.free -= slab::objects(head);
         true
     }
 

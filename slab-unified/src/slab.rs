@@ -3,7 +3,7 @@
 //! ```text
 //!   page record of each page:  private[0..4] = 256 bits, one a granule:
 //!                              set where a free object starts
-//!   head page's word:          [ objects : 32 | free : 32 ]
+//!   head page's word:          [ in use or queued : 32 | free : 32 ]
 //! ```
 //! With a bit for each granule rather than for each object, the address of an
 //! object follows from its bit by a shift, and the bit from the address, without
@@ -38,17 +38,16 @@ pub(crate) fn order_for(stride: usize, guard: usize) -> Order {
         .unwrap_or(Order::MAX)
 }
 
+/// One object less in use or queued, and one more free, in a head page's word.
+const FREED: u64 = 1u64.wrapping_sub(1 << 32);
+
 pub(crate) fn objects(head: PageRef) -> usize {
-    (head.word.load(Relaxed) >> 32) as usize
+    let word = head.word.load(Relaxed);
+    (word >> 32) as usize + word as u32 as usize
 }
 
 pub(crate) fn free_objects(head: PageRef) -> usize {
     head.word.load(Relaxed) as u32 as usize
-}
-
-fn set_counts(head: PageRef, objects: usize, free: usize) {
-    head.word
-        .store((objects as u64) << 32 | free as u64, Relaxed);
 }
 
 fn pages(head: PageRef) -> impl Iterator<Item = PageRef> {
@@ -62,72 +61,100 @@ fn pages(head: PageRef) -> impl Iterator<Item = PageRef> {
     })
 }
 
-/// Makes a slab of `count` free objects of fresh pages.
-pub(crate) fn init(head: PageRef, cache: u32, stride: usize, count: usize) {
+/// The bits of a page's objects, in its record.
+pub(crate) type Bits = [u64; 4];
+
+/// The bits of the `page`th page of a slab of `count` objects, all free.
+pub(crate) fn bits_of_page(page: usize, stride: usize, count: usize) -> Bits {
+    const GRANULES: usize = PAGE_SIZE >> GRANULE_SHIFT;
     let step = stride >> GRANULE_SHIFT;
-    let mut granule = 0;
-    let end = count * step;
+    let start = page * GRANULES;
+    let end = ((page + 1) * GRANULES).min(count * step);
+    let mut words = [0u64; 4];
+    let mut granule = start.next_multiple_of(step);
+    while granule < end {
+        words[(granule >> 6) & 3] |= 1 << (granule & 63);
+        granule += step;
+    }
+    words
+}
+
+/// Makes a slab of `count` free objects of fresh pages. `first`: the bits of its first
+/// page, which for most slabs is the only one.
+pub(crate) fn init(head: PageRef, cache: u32, stride: usize, count: usize, first: &Bits) {
     for (n, page) in pages(head).enumerate() {
         page.set_cache(cache);
-        let mut words = [0u64; 4];
-        let page_end = (n + 1) << (PAGE_SHIFT - GRANULE_SHIFT);
-        while granule < page_end.min(end) {
-            words[(granule >> 6) & 3] |= 1 << (granule & 63);
-            granule += step;
-        }
+        let words = match n {
+            0 => *first,
+            _ => bits_of_page(n, stride, count),
+        };
         for (cell, word) in page.private.iter().zip(words) {
             cell.store(word, Relaxed);
         }
     }
     head.set_kind(PageKind::Slab);
-    set_counts(head, count, count);
+    head.word.store(count as u64, Relaxed);
 }
 
 /// Takes up to `out.len()` free objects in address order; returns how many.
 pub(crate) fn take(head: PageRef, out: &mut [*mut u8]) -> usize {
-    let free = free_objects(head);
-    let want = out.len().min(free);
-    let mut got = 0;
+    let want = out.len().min(free_objects(head));
+    let mut places = out[..want].iter_mut();
     let base = head.address();
-    for (n, page) in pages(head).enumerate() {
-        if got == want {
-            break;
-        }
+    'slab: for (n, page) in pages(head).enumerate() {
         for (w, cell) in page.private.iter().enumerate() {
             let mut word = cell.load(Relaxed);
             if word == 0 {
                 continue;
             }
             let at = base.wrapping_add((n << PAGE_SHIFT) + (w << (6 + GRANULE_SHIFT)));
-            while word != 0 && got < want {
-                let bit = word.trailing_zeros() as usize;
-                out[got] = at.wrapping_add(bit << GRANULE_SHIFT);
+            while word != 0 {
+                let Some(place) = places.next() else {
+                    cell.store(word, Relaxed);
+                    break 'slab;
+                };
+                *place = at.wrapping_add((word.trailing_zeros() as usize) << GRANULE_SHIFT);
                 word &= word - 1;
-                got += 1;
             }
-            cell.store(word, Relaxed);
+            cell.store(0, Relaxed);
         }
     }
-    set_counts(head, objects(head), free - got);
+    let got = want - places.len();
+    let word = head.word.load(Relaxed);
+    head.word
+        .store(word.wrapping_sub(FREED.wrapping_mul(got as u64)), Relaxed);
     got
 }
 
-/// Marks the object at `p`, in `page` of the slab, free. The slab's count is the
-/// caller's to correct, by [`add_free`], once for each group.
+/// What the freeing of an object did to its slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freed {
+    /// It has free objects, and had some before.
+    Another,
+    /// It has its first free object, and others in use.
+    First,
+    /// None of its objects is in use or queued; it had more than one.
+    Last,
+    /// It has one object only, which is free now.
+    Only,
+}
+
+/// Marks the object at `p`, in `page` of the slab at `head`, free.
 #[inline]
-pub(crate) fn put(page: PageRef, p: *mut u8) {
+pub(crate) fn put(head: PageRef, page: PageRef, p: *mut u8) -> Freed {
     let offset = p as usize & (PAGE_SIZE - 1);
     let cell = &page.private[offset >> (6 + GRANULE_SHIFT)];
     let bit = 1 << (offset >> GRANULE_SHIFT & 63);
     debug_assert_eq!(cell.load(Relaxed) & bit, 0);
     cell.store(cell.load(Relaxed) | bit, Relaxed);
-}
-
-/// Counts objects marked by [`put`]; returns the slab's free objects before.
-pub(crate) fn add_free(head: PageRef, count: usize) -> usize {
-    let before = free_objects(head);
-    set_counts(head, objects(head), before + count);
-    before
+    let word = head.word.load(Relaxed).wrapping_add(FREED);
+    head.word.store(word, Relaxed);
+    match (word as u32 == 1, word >> 32 == 0) {
+        (false, false) => Freed::Another,
+        (true, false) => Freed::First,
+        (false, true) => Freed::Last,
+        (true, true) => Freed::Only,
+    }
 }
 
 /// Calls `f` with every free object of a slab.
@@ -157,8 +184,8 @@ mod tests {
         for stride in [16, 48, 64, 112, 1000_usize.next_multiple_of(16), 4096, 9216] {
             let order = order_for(stride, 0);
             let head = alloc_pages(order, Migratetype::Unmovable).unwrap();
-            init(head, 7, stride, order.bytes() / stride);
             let count = order.bytes() / stride;
+            init(head, 7, stride, count, &bits_of_page(0, stride, count));
             assert_eq!(free_objects(head), count);
             let mut out = vec![core::ptr::null_mut(); count + 5];
             let first = take(head, &mut out[..count / 2]);
@@ -166,9 +193,15 @@ mod tests {
             assert_eq!(first + rest, count);
             for (i, p) in out[..count].iter().enumerate() {
                 assert_eq!(*p as usize, head.address() as usize + i * stride);
-                put(page_of(*p).unwrap(), *p);
+                let freed = match (i, count - i) {
+                    (0, 1) => Freed::Only,
+                    (0, _) => Freed::First,
+                    (_, 1) => Freed::Last,
+                    _ => Freed::Another,
+                };
+                assert_eq!(put(head, page_of(*p).unwrap(), *p), freed);
+                assert_eq!((free_objects(head), objects(head)), (i + 1, count));
             }
-            assert_eq!(add_free(head, count), 0);
             let mut seen = 0;
             for_each_free(head, |_| seen += 1);
             assert_eq!(seen, count);

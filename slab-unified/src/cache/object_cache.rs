@@ -11,6 +11,7 @@ impl ObjectCache for Unified {
         let (align, stride) = desc.layout()?;
         let guard = guard::bytes(desc);
         let order = slab::order_for(stride, guard);
+        let objects = (order.bytes() - guard) / stride;
         let max_level = (0..=MAX_LEVEL)
             .rev()
             .find(|level| Magazine::capacity_of_level(*level) * stride <= MAGAZINE_BYTES)
@@ -23,7 +24,8 @@ impl ObjectCache for Unified {
             record.write(Record {
                 head: CacheHead::new(&BACKEND, desc, (align, stride)),
                 order,
-                objects: (order.bytes() - guard) / stride,
+                objects,
+                first_bits: slab::bits_of_page(0, stride, objects),
                 guard,
                 max_level,
                 keep_empty: ((16 << 10) >> order.bytes().ilog2()).max(1),
