@@ -66,7 +66,9 @@ pub use block::Block;
 pub use list::{Linked, Links, List};
 pub use owner::{BlockRange, OwnerId, PageOwner};
 pub use page::{Page, PageKind, PageList, PageRef};
-pub use run::{Run, alloc_run, extend_run, free_run, run_pages, shrink_run, stale_ranges};
+pub use run::{
+    Run, alloc_run, extend_run, free_empty_run, free_run, run_pages, shrink_run, stale_ranges,
+};
 pub use types::{
     GRANULE, GRANULE_SHIFT, MAX_ORDER, MIGRATETYPES, Migratetype, ORDERS, Order, PAGE_SHIFT,
     PAGE_SIZE, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE,

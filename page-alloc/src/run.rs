@@ -174,6 +174,25 @@ pub fn free_run(page: PageRef) -> Result<(), PageError> {
     Ok(())
 }
 
+/// Gives back a run whose pages have no memory any more (it was moved away), and read as
+/// zero.
+///
+/// # Errors
+/// As [`free_run`].
+pub fn free_empty_run(page: PageRef) -> Result<(), PageError> {
+    let frame = arena::frame_of(page);
+    let mut zone = zone::zone_of(frame).lock();
+    if page.kind() != PageKind::Run {
+        return Err(PageError::NotAllocated);
+    }
+    let pages = run_pages(page);
+    page.set_kind(PageKind::Free);
+    zone.unaccount(frame, pages, page.migratetype());
+    zone.buddy
+        .put(frame.arena, frame.index, frame.index + pages, Some(false));
+    Ok(())
+}
+
 /// Cuts a run down to its first `pages` pages. Nothing happens to what is no run in
 /// use.
 pub fn shrink_run(page: PageRef, pages: usize) {
@@ -210,14 +229,20 @@ pub fn extend_run(page: PageRef, pages: usize) -> bool {
         arena: frame.arena,
         index: frame.index + have,
     };
-    let mut free = zone.free_behind(end, pages - have);
-    if !free && zone.merge_recent() {
-        free = zone.free_behind(end, pages - have);
+    let mt = page.migratetype();
+    let extra = pages - have;
+    let mut free = zone.free_behind(end, extra, false);
+    if !free {
+        zone.merge_recent();
+        // A run that grows by much had better move to where memory lies idle than take
+        // fresh memory each time: vectors that double, one after the other, would climb.
+        let node = frame.arena.node_of(frame.index);
+        let idle = extra >= have / 2 && zone.has_room(node, pages, mt);
+        free = zone.free_behind(end, extra, !idle);
     }
     if !free {
         return false;
     }
-    let mt = page.migratetype();
     zone.take_range(end, pages - have, mt);
     zone.account(end, pages - have, mt);
     page.word.store(pages as u64, Relaxed);

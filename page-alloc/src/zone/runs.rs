@@ -107,6 +107,22 @@ impl ZoneInner {
             self.counters.claims_whole += 1;
             return Some(found);
         }
+        let frame = self.find_stretch(node, pages, mt)?;
+        Some((frame, self.take_range(frame, pages, mt)))
+    }
+
+    /// Whether a run of so many pages can be had without fresh memory.
+    pub(crate) fn has_room(&self, node: usize, pages: usize, mt: Migratetype) -> bool {
+        if pages <= PAGEBLOCK_PAGES {
+            self.buddy.whole_blocks() > 0
+        } else {
+            self.find_stretch(node, pages, mt).is_some()
+        }
+    }
+
+    /// The first place for a run longer than a block: whole blocks, and the free ends of
+    /// blocks of its type around them.
+    fn find_stretch(&self, node: usize, pages: usize, mt: Migratetype) -> Option<Frame> {
         let fits = |arena: &'static Arena, from: usize, to: usize| {
             let of_type = |index: usize| arena.block(index).migratetype() == tag(mt);
             let (start, end) = arena.bounds(from);
@@ -124,8 +140,7 @@ impl ZoneInner {
                 index: first,
             })
         };
-        let frame = stretches(node).find_map(|(arena, from, to)| fits(arena, from, to))?;
-        Some((frame, self.take_range(frame, pages, mt)))
+        stretches(node).find_map(|(arena, from, to)| fits(arena, from, to))
     }
 
     /// Takes a run of at most half a block out of the reserve, or of another type's
@@ -188,9 +203,9 @@ impl ZoneInner {
         None
     }
 
-    /// Whether the pages [end, end + extra) are free; grows at the frontier when
+    /// Whether the pages [end, end + extra) are free; with `grow` the frontier moves up when
     /// that is what is missing.
-    pub(crate) fn free_behind(&mut self, end: Frame, extra: usize) -> bool {
+    pub(crate) fn free_behind(&mut self, end: Frame, extra: usize, grow: bool) -> bool {
         let arena = end.arena;
         let (_, frontier) = arena.bounds(end.index - 1);
         let there = frontier.saturating_sub(end.index).min(extra);
@@ -198,13 +213,15 @@ impl ZoneInner {
             return false;
         }
         there == extra
-            || (self.grow_at(
-                Frame {
-                    arena,
-                    index: frontier,
-                },
-                extra - there,
-            ) && self.all_free(end, extra))
+            || (grow
+                && self.grow_at(
+                    Frame {
+                        arena,
+                        index: frontier,
+                    },
+                    extra - there,
+                )
+                && self.all_free(end, extra))
     }
 }
 
