@@ -282,9 +282,9 @@ impl Unified {
             if MANY && head.node() != home {
                 break;
             }
-            let freed = slab::put(head, page, *p);
-            n += 1;
-            if freed != Freed::Another {
+            let (count, freed) = slab::put(head, page, &objects[n..]);
+            n += count;
+            if freed != Freed::More {
                 node.free += n - counted;
                 counted = n;
                 if self.relist(node, head, freed) && discard.add(head) {
@@ -296,7 +296,7 @@ impl Unified {
         &objects[n..]
     }
 
-    /// Puts a slab on the list that it belongs on after the freeing of an object. True
+    /// Puts a slab on the list that it belongs on after the freeing of objects. True
     /// when it is on no list any more and its pages are to be given back.
     #[cold]
     fn relist(self, node: &mut Node, head: PageRef, freed: Freed) -> bool {

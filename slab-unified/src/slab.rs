@@ -126,34 +126,63 @@ pub(crate) fn take(head: PageRef, out: &mut [*mut u8]) -> usize {
     got
 }
 
-/// What the freeing of an object did to its slab.
+/// What the freeing of objects did to their slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freed {
     /// It has free objects, and had some before.
-    Another,
-    /// It has its first free object, and others in use.
+    More,
+    /// It has its first free objects, and others in use.
     First,
-    /// None of its objects is in use or queued; it had more than one.
+    /// None of its objects is in use or queued; it had free ones before.
     Last,
-    /// It has one object only, which is free now.
-    Only,
+    /// It was full, and has none in use or queued now.
+    All,
 }
 
-/// Marks the object at `p`, in `page` of the slab at `head`, free.
+/// Marks the first of `objects`, which lies in `page` of the slab at `head`, free, and those
+/// after it that lie there too; returns how many, and what became of the slab.
 #[inline]
-pub(crate) fn put(head: PageRef, page: PageRef, p: *mut u8) -> Freed {
-    let offset = p as usize & (PAGE_SIZE - 1);
-    let cell = &page.private[offset >> (6 + GRANULE_SHIFT)];
-    let bit = 1 << (offset >> GRANULE_SHIFT & 63);
+pub(crate) fn put(head: PageRef, page: PageRef, objects: &[*mut u8]) -> (usize, Freed) {
+    match objects {
+        // The case of objects freed in no order: nothing to gather.
+        [p, q, ..] if !is_same_page(*p, *q) => {
+            mark_free(page, *p);
+            (1, count_free(head, 1))
+        }
+        [p, rest @ ..] => {
+            mark_free(page, *p);
+            let more = rest.iter().take_while(|q| is_same_page(*p, **q));
+            let n = 1 + more.map(|q| mark_free(page, *q)).count();
+            (n, count_free(head, n))
+        }
+        [] => (0, Freed::More),
+    }
+}
+
+#[inline]
+fn is_same_page(p: *mut u8, q: *mut u8) -> bool {
+    (p as usize ^ q as usize) < PAGE_SIZE
+}
+
+#[inline]
+fn mark_free(page: PageRef, p: *mut u8) {
+    let granule = p as usize >> GRANULE_SHIFT;
+    let cell = &page.private[(granule >> 6) & 3];
+    let bit = 1 << (granule & 63);
     debug_assert_eq!(cell.load(Relaxed) & bit, 0);
     cell.store(cell.load(Relaxed) | bit, Relaxed);
-    let word = head.word.load(Relaxed).wrapping_add(FREED);
+}
+
+#[inline]
+fn count_free(head: PageRef, n: usize) -> Freed {
+    let before = head.word.load(Relaxed);
+    let word = before.wrapping_add(FREED.wrapping_mul(n as u64));
     head.word.store(word, Relaxed);
-    match (word as u32 == 1, word >> 32 == 0) {
-        (false, false) => Freed::Another,
+    match (before as u32 == 0, word >> 32 == 0) {
+        (false, false) => Freed::More,
         (true, false) => Freed::First,
         (false, true) => Freed::Last,
-        (true, true) => Freed::Only,
+        (true, true) => Freed::All,
     }
 }
 
@@ -191,16 +220,24 @@ mod tests {
             let first = take(head, &mut out[..count / 2]);
             let rest = take(head, &mut out[first..]);
             assert_eq!(first + rest, count);
-            for (i, p) in out[..count].iter().enumerate() {
-                assert_eq!(*p as usize, head.address() as usize + i * stride);
-                let freed = match (i, count - i) {
-                    (0, 1) => Freed::Only,
+            let first = head.address() as usize;
+            let addresses = (0..count).map(|i| first + i * stride);
+            assert!(addresses.eq(out[..count].iter().map(|p| *p as usize)));
+            // By pages, as a flush does, with one object on its own first.
+            let mut back = 0;
+            while back < count {
+                let to = if back == 0 { 1 } else { count };
+                let page = page_of(out[back]).unwrap();
+                let (n, freed) = put(head, page, &out[back..to]);
+                let expected = match (back, count - back - n) {
+                    (0, 0) => Freed::All,
                     (0, _) => Freed::First,
-                    (_, 1) => Freed::Last,
-                    _ => Freed::Another,
+                    (_, 0) => Freed::Last,
+                    _ => Freed::More,
                 };
-                assert_eq!(put(head, page_of(*p).unwrap(), *p), freed);
-                assert_eq!((free_objects(head), objects(head)), (i + 1, count));
+                back += n;
+                assert_eq!((n > 0, freed), (true, expected));
+                assert_eq!((free_objects(head), objects(head)), (back, count));
             }
             let mut seen = 0;
             for_each_free(head, |_| seen += 1);
