@@ -18,13 +18,17 @@
 //!   order, and a flush sets bits, neither of which touches a cold object.
 //! - No thread owns a slab, so a remote free costs what a local one does.
 //!
-//! Unsafe code is in slot, magazine and cache; the slab algorithms have none.
+//! [`v4`] has the historical design, to be measured beside this one.
+//!
+//! Unsafe code is in slot, magazine and cache (and v4's slab, slot, pool, cache and
+//! object_cache); the slab algorithms have none.
 
 mod cache;
 mod depot;
 mod magazine;
 mod slab;
 mod slot;
+pub mod v4;
 
 pub use cache::Unified;
 pub use depot::Depot;
