@@ -7,7 +7,7 @@ use crate::workloads::pages;
 /// What is valid, for error messages.
 pub fn valid() -> String {
     format!(
-        "slab, slub, unified, each also with :plain (placement off), system, so:PATH; for pages: {}",
+        "slab, slub, unified, each also with :plain (placement off), system, so:PATH, floor; for pages: {}",
         pages::NAMES.join(", ")
     )
 }
@@ -21,6 +21,10 @@ pub enum Backend {
     System,
     /// Any malloc, preloaded into the worker.
     Shared(PathBuf),
+    /// The allocator that does next to nothing: see [`crate::floor`].
+    Floor,
+    /// The same backend once more, under the name `NAME#N`: two columns that differ by chance alone.
+    Again(Box<Backend>, u8),
     /// A page allocator, by name: for the page workloads.
     Page(&'static str),
 }
@@ -44,6 +48,17 @@ impl Backend {
         }
         if name == "system" {
             return Ok(Self::System);
+        }
+        if name == crate::floor::NAME {
+            return Ok(Self::Floor);
+        }
+        if let Some((of, number)) = name.rsplit_once('#')
+            && let Ok(number) = number.parse()
+        {
+            return match Self::parse(of)? {
+                Self::Again(..) => Err(format!("backend '{name}' has two numbers")),
+                backend => Ok(Self::Again(Box::new(backend), number)),
+            };
         }
         if let Some(path) = name.strip_prefix("so:") {
             let path = Path::new(path);
@@ -80,6 +95,25 @@ impl Backend {
             Self::Own(name) | Self::Page(name) => (*name).to_owned(),
             Self::System => "system".to_owned(),
             Self::Shared(path) => format!("so:{}", path.display()),
+            Self::Floor => crate::floor::NAME.to_owned(),
+            Self::Again(of, number) => format!("{}#{number}", of.name()),
+        }
+    }
+
+    /// The name by which a worker knows it: without a number.
+    pub fn plain_name(&self) -> String {
+        match self {
+            Self::Again(of, _) => of.plain_name(),
+            _ => self.name(),
+        }
+    }
+
+    /// Is it one of this project's object allocators?
+    pub fn is_own(&self) -> bool {
+        match self {
+            Self::Own(_) => true,
+            Self::Again(of, _) => of.is_own(),
+            _ => false,
         }
     }
 
@@ -87,6 +121,7 @@ impl Backend {
     pub fn preload(&self) -> Option<&Path> {
         match self {
             Self::Shared(path) => Some(path),
+            Self::Again(of, _) => of.preload(),
             _ => None,
         }
     }
@@ -136,6 +171,13 @@ mod tests {
                 .contains("/nonexistent.so")
         );
         assert!(parse_list("slab,slab").unwrap_err().contains("twice"));
+        let again = Backend::parse("slab#2").unwrap();
+        assert_eq!(
+            (again.name(), again.plain_name()),
+            ("slab#2".into(), "slab".into())
+        );
+        assert!(Backend::parse("slab#2#3").is_err());
+        assert!(Backend::parse("slob#2").unwrap_err().contains("'slob'"));
         assert!(parse_list("").is_err());
     }
 }

@@ -5,11 +5,13 @@
 //! | 0 | done |
 //! | 1 | a workload failed (the others are still reported), or a result could not be written |
 //! | 2 | bad arguments |
-//! | 3 | `--fail-above` found a regression |
+//! | 3 | `--fail-above` found a regression, `verdict` a row that fails, `aa` more differences than chance explains |
 //! | 130 | stopped by Ctrl-C; what was finished is reported |
 
+use crate::aa::{self, Aa};
 use crate::compare::{self, Compare};
 use crate::pagemap::{self, PageMap};
+use crate::verdict::{self, Verdict};
 use crate::{fastpath, footprint, rivals, worker, workloads};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -32,6 +34,10 @@ enum Command {
     List,
     /// Compare backends, or (--from) two finished runs.
     Compare(Box<Compare>),
+    /// Judge one backend against the better of its rivals, row by row, from finished runs.
+    Verdict(Verdict),
+    /// Compare a backend with itself: are the suite's differences real?
+    Aa(Aa),
     /// Count the instructions of a malloc and free pair, for every allocator here.
     #[command(disable_help_flag = true)]
     Fastpath {
@@ -70,6 +76,8 @@ pub fn main() -> ExitCode {
     match cli.command {
         None => compare::main(&Compare::quick()),
         Some(Command::Compare(options)) => compare::main(&options),
+        Some(Command::Verdict(options)) => verdict::main(&options),
+        Some(Command::Aa(options)) => aa::main(&options),
         Some(Command::List) => {
             print(&list());
             ExitCode::SUCCESS
@@ -121,7 +129,7 @@ fn one_line(error: &clap::Error) -> String {
     }
     match error.kind() {
         ErrorKind::UnknownArgument => {
-            text.push_str(&format!("; valid: {}", valid_options(&rendered).join(", ")))
+            text.push_str(&format!("; valid: {}", valid_options().join(", ")))
         }
         ErrorKind::InvalidSubcommand => {
             let command = Cli::command();
@@ -137,18 +145,15 @@ fn one_line(error: &clap::Error) -> String {
     text
 }
 
-/// The long options of the command that clap's message is about.
-fn valid_options(rendered: &str) -> Vec<String> {
+/// The options of the command that was asked for.
+fn valid_options() -> Vec<String> {
     let command = Cli::command();
-    let name = if rendered.contains("Usage: bench-suite pagemap") {
-        "pagemap"
-    } else {
-        "compare"
-    };
-    let compare = command
-        .find_subcommand(name)
+    let asked = std::env::args().nth(1).unwrap_or_default();
+    let found = command
+        .find_subcommand(asked)
+        .or_else(|| command.find_subcommand("compare"))
         .map(clap::Command::get_arguments);
-    compare
+    found
         .into_iter()
         .flatten()
         .filter_map(|arg| arg.get_long())

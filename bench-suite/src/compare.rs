@@ -1,31 +1,26 @@
 //! `bench-suite compare`: from options to a report, its tables and its files.
 
-use crate::backend::{self, Backend};
+pub mod settings;
+
+use crate::backend::Backend;
 use crate::cli::{bad_arguments, print};
 use crate::compare_from;
 use crate::environment::Environment;
 use crate::export::{self, csv, html, json, markdown};
 use crate::preload::{self, Route};
-use crate::report::{Config, Report};
+use crate::report::{Report, outlier_notes};
 use crate::rivals;
 use crate::runner::{self, INTERRUPTED, Task};
 use crate::stats::Delta;
 use crate::summary;
-use crate::table::{render_memory, tables_of};
-use crate::workloads::{self, Options, pages};
+use crate::table::{render_memory, shares_of, tables_of};
+use crate::workloads::{self, Options};
 use clap::Args;
+use settings::{MOST_RUNS, config_of, parse_percentage, parse_seed};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
-/// Rounds that --quick takes at least: five against five can reach p = 0.008.
-const QUICK_RUNS: usize = 5;
-const DEFAULT_RUNS: usize = 10;
-/// netperf's own limit on repeats for the sake of the interval.
-const CONFIDENCE_MAX_RUNS: usize = 30;
-/// More would make the exact test slow.
-const MOST_RUNS: u16 = 100;
-const DEFAULT_BACKENDS: &str = "slab,slub,unified,system";
 const DEFAULT_JSON: &str = "results/latest.json";
 const DEFAULT_HTML: &str = "results/latest.html";
 
@@ -76,6 +71,10 @@ pub struct Compare {
     #[arg(long, conflicts_with_all = ["workloads", "from", "resume"])]
     all: bool,
 
+    /// Leave out the floor, and with it the allocator's share of each row
+    #[arg(long, conflicts_with_all = ["from", "resume"])]
+    no_floor: bool,
+
     /// How deltas are computed: base divides by the baseline, lkml-2010 by the new value
     #[arg(long, value_name = "HOW", value_parser = ["base", "lkml-2010"], default_value = "base")]
     delta: String,
@@ -118,6 +117,27 @@ impl Compare {
     pub fn quick() -> Self {
         Self {
             quick: true,
+            delta: "base".to_owned(),
+            ..Self::default()
+        }
+    }
+
+    /// What `bench-suite aa` does in one pass: `backend` against itself, without the floor.
+    pub fn twice(
+        workloads: &[String],
+        backend: &str,
+        runs: u16,
+        seed: Option<u64>,
+        args: &[String],
+    ) -> Self {
+        Self {
+            workloads: workloads.to_vec(),
+            backends: Some(format!("{backend},{backend}#2")),
+            runs: Some(runs),
+            quick: runs >= settings::QUICK_RUNS as u16,
+            no_floor: true,
+            seed,
+            args: args.to_vec(),
             delta: "base".to_owned(),
             ..Self::default()
         }
@@ -218,203 +238,25 @@ fn prepare(options: &Compare) -> Result<Prepared, String> {
     })
 }
 
-fn config_of(options: &Compare) -> Result<Config, String> {
-    let names: Vec<String> = if options.all {
-        workloads::ALL
-            .iter()
-            .map(|workload| workload.name().to_owned())
-            .collect()
-    } else if options.workloads.is_empty() {
-        workloads::DEFAULT.map(str::to_owned).to_vec()
-    } else {
-        options.workloads.clone()
-    };
-    for (i, name) in names.iter().enumerate() {
-        workloads::find(name)?;
-        if names[..i].contains(name) {
-            return Err(format!("workload '{name}' is listed twice"));
-        }
-    }
-    if !options.args.is_empty() && names.len() != 1 {
-        return Err(format!(
-            "options after -- need exactly one WORKLOAD, here are {}: {}",
-            names.len(),
-            names.join(", ")
-        ));
-    }
-    let mut backends = match &options.backends {
-        Some(list) => backend::parse_list(list)?,
-        None => backend::parse_list(&default_backends(&names)?)?,
-    };
-    if let Some(list) = &options.against {
-        let peers = rivals::against(list)?;
-        backends.extend(
-            peers
-                .into_iter()
-                .filter(|peer| !backends.contains(peer))
-                .collect::<Vec<_>>(),
-        );
-    }
-    let backend_names: Vec<String> = backends.iter().map(Backend::name).collect();
-    check_columns(&names, &backend_names)?;
-    let baseline = match &options.baseline {
-        None => backend_names[0].clone(),
-        Some(name) => {
-            let full = Backend::parse(name)?.name();
-            if !backend_names.contains(&full) {
-                return Err(format!(
-                    "--baseline '{name}' is not among the backends {}",
-                    backend_names.join(", ")
-                ));
-            }
-            full
-        }
-    };
-    let runs = match options.runs.map(usize::from) {
-        Some(runs) if options.quick && runs < QUICK_RUNS => {
-            return Err(format!(
-                "--runs {runs}: --quick takes at least {QUICK_RUNS} rounds; leave --quick out for fewer"
-            ));
-        }
-        Some(runs) => runs,
-        None if options.quick => QUICK_RUNS,
-        None => DEFAULT_RUNS,
-    };
-    let max_runs = match options.max_runs.map(usize::from) {
-        Some(max) if max < runs => {
-            return Err(format!(
-                "--max-runs {max} is less than the {runs} rounds of --runs"
-            ));
-        }
-        Some(max) => max,
-        None if options.confidence.is_some() => runs.max(CONFIDENCE_MAX_RUNS),
-        None => runs,
-    };
-    let (level, width) = options
-        .confidence
-        .as_deref()
-        .map_or(Ok((95.0, 5.0)), parse_confidence)?;
-    Ok(Config {
-        workloads: names,
-        backends: backend_names,
-        baseline,
-        runs,
-        max_runs,
-        level,
-        width,
-        seed: options.seed.unwrap_or_else(clock_seed),
-        quick: options.quick,
-        cpus: options.cpus.as_deref().map(parse_cpus).transpose()?,
-        delta: options.delta(),
-        args: options.args.clone(),
-    })
+/// Runs what `options` say and returns the report; nothing is printed or written.
+pub fn measure(options: &Compare) -> Result<Report, String> {
+    let Prepared {
+        mut report,
+        backends,
+        tasks,
+    } = prepare(options)?;
+    catch_ctrl_c();
+    runner::run(&mut report, &backends, &tasks, |_| {});
+    Ok(report)
 }
 
-/// The backends of a run that names none: those of each kind of workload in it.
-fn default_backends(names: &[String]) -> Result<String, String> {
-    let pages = pages::DEFAULT.join(",");
-    let mut lists = Vec::new();
-    for (probe, list) in [("system", DEFAULT_BACKENDS), (pages::DEFAULT[0], &pages)] {
-        for name in names {
-            if workloads::find(name)?.takes(probe) {
-                lists.push(list);
-                break;
-            }
+fn catch_ctrl_c() {
+    static SET: std::sync::Once = std::sync::Once::new();
+    SET.call_once(|| {
+        if let Err(error) = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed)) {
+            eprintln!("bench-suite: Ctrl-C will not report: {error}");
         }
-    }
-    Ok(lists.join(","))
-}
-
-/// Every workload needs a backend that it runs on, and every backend a workload.
-fn check_columns(names: &[String], backends: &[String]) -> Result<(), String> {
-    for name in names {
-        let workload = workloads::find(name)?;
-        if !backends.iter().any(|backend| workload.takes(backend)) {
-            let kind = if workload.takes(pages::DEFAULT[0]) {
-                pages::NAMES.join(", ")
-            } else {
-                "slab, slub, unified, system, so:PATH".to_owned()
-            };
-            return Err(format!(
-                "workload '{name}' runs on none of the backends {}; valid for it: {kind}",
-                backends.join(", ")
-            ));
-        }
-    }
-    for backend in backends {
-        let mut takers = names.iter().filter_map(|name| workloads::find(name).ok());
-        if !takers.any(|workload| workload.takes(backend)) {
-            return Err(format!(
-                "backend '{backend}' takes no part in {}",
-                names.join(", ")
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Few digits, so that a reader can type the seed again.
-fn clock_seed() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(1, |time| time.as_secs() % 1_000_000)
-}
-
-fn parse_seed(text: &str) -> Result<u64, String> {
-    text.parse()
-        .map_err(|_| format!("not a whole number from 0 to {}", u64::MAX))
-}
-
-fn parse_percentage(text: &str) -> Result<f64, String> {
-    let number = text
-        .parse()
-        .ok()
-        .filter(|number: &f64| *number >= 0.0 && number.is_finite());
-    number.ok_or_else(|| "not a percentage of 0 or more".to_owned())
-}
-
-fn parse_confidence(text: &str) -> Result<(f64, f64), String> {
-    let valid = || {
-        format!(
-            "--confidence '{text}': not LEVEL,WIDTH with a level from 50 to 99.9 and a width above 0, as in 95,5"
-        )
-    };
-    let (level, width) = text.split_once(',').ok_or_else(valid)?;
-    let level: f64 = level.trim().parse().map_err(|_| valid())?;
-    let width: f64 = width.trim().parse().map_err(|_| valid())?;
-    if (50.0..=99.9).contains(&level) && width > 0.0 && width.is_finite() {
-        Ok((level, width))
-    } else {
-        Err(valid())
-    }
-}
-
-fn parse_cpus(text: &str) -> Result<(usize, usize), String> {
-    let invalid = || format!("--cpus '{text}': not two CPU numbers, as in 0,1");
-    let (local, remote) = text.split_once(',').ok_or_else(invalid)?;
-    let parse = |cpu: &str| cpu.trim().parse::<usize>().map_err(|_| invalid());
-    let allowed = allowed_cpus();
-    for cpu in [parse(local)?, parse(remote)?] {
-        if !allowed.contains(&cpu) {
-            let names: Vec<String> = allowed.iter().map(usize::to_string).collect();
-            return Err(format!(
-                "--cpus '{text}': no CPU {cpu}; this process may use {}",
-                names.join(",")
-            ));
-        }
-    }
-    Ok((parse(local)?, parse(remote)?))
-}
-
-fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: an all-zero cpu_set_t is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is valid for its whole size; 0 is the calling thread.
-    unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
-    // SAFETY: every CPU asked about lies inside the set.
-    (0..libc::CPU_SETSIZE as usize)
-        .filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) })
-        .collect()
+    });
 }
 
 fn run(options: &Compare, prepared: Prepared) -> ExitCode {
@@ -423,9 +265,7 @@ fn run(options: &Compare, prepared: Prepared) -> ExitCode {
         backends,
         tasks,
     } = prepared;
-    if let Err(error) = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed)) {
-        eprintln!("bench-suite: Ctrl-C will not report: {error}");
-    }
+    catch_ctrl_c();
     for line in report.environment.lines() {
         print(&format!("# {line}\n"));
     }
@@ -505,7 +345,10 @@ fn write_files(files: Vec<File<'_>>) -> bool {
 fn show(report: &Report) {
     let tables = tables_of(report);
     for (i, table) in tables.iter().enumerate() {
-        print(&format!("{}\n", table.render()));
+        print(&format!(
+            "{}\n",
+            table.render_with(&shares_of(report, table))
+        ));
         if tables
             .get(i + 1)
             .is_none_or(|next| next.workload != table.workload)
@@ -526,6 +369,9 @@ fn show(report: &Report) {
             "FAILED {} {} on {}: {}\n",
             failure.workload, failure.job, failure.backend, failure.error
         ));
+    }
+    for note in report.notes.iter().chain(&outlier_notes(report)) {
+        print(&format!("note: {note}\n"));
     }
     if report.interrupted {
         print("INTERRUPTED: only finished rows are shown\n");
@@ -564,10 +410,10 @@ fn from_files(options: &Compare, old: &Path, new: &Path) -> ExitCode {
     let written = write_files(files);
     if let Some(limit) = limit {
         let regressions = compare_from::regressions(&pair.report, limit);
-        for line in &regressions {
+        for line in regressions.rows.iter().chain(&regressions.notes) {
             print(&format!("{line}\n"));
         }
-        if !regressions.is_empty() {
+        if !regressions.rows.is_empty() {
             return ExitCode::from(3);
         }
     }

@@ -4,7 +4,8 @@
 //! row and the backend; tables and exports work on it as on any other.
 
 use crate::report::{Config, Report, Row};
-use crate::stats::{Better, Delta, SIGNIFICANCE, can_be_significant};
+use crate::stats::shift::{cut, rounds_needed};
+use crate::stats::{Better, Delta, SIGNIFICANCE, can_be_significant, holm};
 
 /// The name of the first run in the combined report.
 pub const OLD: &str = "OLD";
@@ -85,44 +86,78 @@ pub fn pair(old: &Report, new: &Report, delta: Delta) -> Result<Pair, String> {
     Ok(Pair { report, notes })
 }
 
-/// The rows that became worse by more than `limit` per cent: significantly so, or with too few samples (under four
-/// against four) for any difference to be significant. One line each.
-pub fn regressions(report: &Report, limit: f64) -> Vec<String> {
-    let mut found = Vec::new();
-    for row in report.rows.iter().filter(|row| row.backend == NEW) {
-        let Some(old) = report
-            .rows
-            .iter()
-            .find(|old| old.backend == OLD && old.same_measurement(row))
-        else {
-            continue;
-        };
+/// What `--fail-above` found.
+pub struct Regressions {
+    /// One line for each row that became worse.
+    pub rows: Vec<String>,
+    /// What limits the answer.
+    pub notes: Vec<String>,
+}
+
+/// The rows that became worse by more than `limit` per cent, certainly so: significant in the whole table at 5 %
+/// after Holm's correction over its rows. Where so few samples cannot reach that level, significance of the row alone
+/// decides, and where even that is out of reach (under four against four) the delta does; a note says so.
+pub fn regressions(report: &Report, limit: f64) -> Regressions {
+    let rows: Vec<(&Row, &Row)> = (report.rows.iter())
+        .filter(|row| row.backend == NEW)
+        .filter_map(|row| {
+            let old =
+                (report.rows.iter()).find(|old| old.backend == OLD && old.same_measurement(row))?;
+            Some((old, row))
+        })
+        .collect();
+    let p: Vec<f64> = rows.iter().map(|(_, row)| row.p.unwrap_or(1.0)).collect();
+    let adjusted = holm::adjusted(&p);
+    let strictest = SIGNIFICANCE / rows.len().max(1) as f64;
+    let mut found = Regressions {
+        rows: Vec::new(),
+        notes: Vec::new(),
+    };
+    let mut uncorrected = 0;
+    for (i, (old, row)) in rows.iter().enumerate() {
         // A baseline of 0 has no percentage, but getting worse than 0 is worse by any limit.
         let worse = match row.delta_pct {
             Some(delta) => delta < -limit,
             None => (row.mean > old.mean) == (row.better == Better::Lower),
         };
         let (n_old, n_new) = (old.samples.len(), row.samples.len());
-        let certain = row.p.is_some_and(|p| p < SIGNIFICANCE) || !can_be_significant(n_old, n_new);
+        let certain = if can_reach(n_old, n_new, strictest) {
+            adjusted[i] < SIGNIFICANCE
+        } else {
+            uncorrected += 1;
+            p[i] < SIGNIFICANCE || !can_be_significant(n_old, n_new)
+        };
         if worse && certain {
             let delta = row
                 .delta_pct
                 .map_or_else(|| "from 0".to_owned(), |delta| format!("{delta:+.2}%"));
-            let p = row.p.unwrap_or(1.0);
-            found.push(format!(
-                "regression: {} {} {}: {:.4} -> {:.4} {} ({delta}, p = {p:.4})",
-                row.workload, row.row, row.metric, old.mean, row.mean, row.unit
+            found.rows.push(format!(
+                "regression: {} {} {}: {:.4} -> {:.4} {} ({delta}, p = {:.4})",
+                row.workload, row.row, row.metric, old.mean, row.mean, row.unit, p[i]
             ));
         }
     }
+    if uncorrected > 0 {
+        found.notes.push(format!(
+            "note: {uncorrected} of {} rows have too few samples for a correction over all rows, so that about one in \
+             {} of them is called different by chance; {} rounds in both runs are enough",
+            rows.len(),
+            (1.0 / SIGNIFICANCE) as u32,
+            rounds_needed(strictest)
+        ));
+    }
     found
+}
+
+/// Do disjoint samples of these sizes reach the level `alpha`?
+fn can_reach(n1: usize, n2: usize, alpha: f64) -> bool {
+    cut(n1, n2, alpha).is_some()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::environment::Environment;
-    use std::collections::BTreeMap;
 
     fn report(samples: &[f64], better: Better) -> Report {
         let config = Config {
@@ -131,37 +166,19 @@ mod tests {
             ..Config::default()
         };
         let mut report = Report::new(Environment::default(), config);
-        report.rows.push(Row {
-            workload: "w".into(),
-            row: "r".into(),
-            metric: "m".into(),
-            unit: if better == Better::Higher {
-                "MB/s"
-            } else {
-                "s"
-            }
-            .into(),
-            better,
-            backend: "slub".into(),
-            samples: samples.to_vec(),
-            mean: 0.0,
-            median: 0.0,
-            interval: None,
-            delta_pct: None,
-            p: None,
-            significant: false,
-            rss_peak_kib: 0,
-            rss_rest_kib: 0,
-            objects: 0,
-            counters: BTreeMap::new(),
-            series: BTreeMap::new(),
-        });
+        let unit = if better == Better::Higher {
+            "MB/s"
+        } else {
+            "s"
+        };
+        let row = Row::new("w", "r", ("m", unit, better), "slub", samples.to_vec());
+        report.rows.push(row);
         report
     }
 
     fn found(old: &[f64], new: &[f64], better: Better, limit: f64) -> usize {
         let pair = pair(&report(old, better), &report(new, better), Delta::Base).unwrap();
-        regressions(&pair.report, limit).len()
+        regressions(&pair.report, limit).rows.len()
     }
 
     const BASE: [f64; 5] = [100.0, 101.0, 99.0, 100.5, 99.5];

@@ -334,6 +334,7 @@ pub fn dispatch<R: CacheRun>(
         "slub" => run::<R, Cached<slub::Slub>>(job, options),
         "unified" => run::<R, Cached<slab_unified::Unified>>(job, options),
         "system" => run::<R, SystemMalloc>(job, options),
+        crate::floor::NAME => run::<R, crate::floor::Floor>(job, options),
         crate::backend::LEAK => run::<R, Leaky<Cached<slab_unified::Unified>>>(job, options),
         _ if backend.starts_with("so:") => run::<R, SystemMalloc>(job, options),
         _ => Err(format!("this build has no backend '{backend}'")),

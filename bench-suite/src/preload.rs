@@ -42,7 +42,7 @@ pub struct Setting {
 
 /// What to start a worker with, so that it measures `backend` by `route`.
 pub fn setting(backend: &Backend, route: Route) -> Result<Setting, String> {
-    let own = matches!(backend, Backend::Own(_)) && route != Route::Caches;
+    let own = backend.is_own() && route != Route::Caches;
     let library = match backend.preload() {
         Some(path) => Some(path.to_owned()),
         None if own => Some(library()?.to_owned()),
@@ -68,7 +68,7 @@ pub fn setting(backend: &Backend, route: Route) -> Result<Setting, String> {
         if !conf.is_empty() {
             conf.push(",");
         }
-        conf.push(format!("backend={}", backend.name()));
+        conf.push(format!("backend={}", backend.plain_name()));
         setting.variables.push((CONF, conf));
     }
     Ok(setting)

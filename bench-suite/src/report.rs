@@ -4,6 +4,7 @@
 //! [`Report::compute`], with the settings in [`Config`].
 
 use crate::environment::Environment;
+use crate::series::{Histogram, PageMap, RssSeries};
 use crate::stats::{self, Better, Delta, Interval, Mean};
 use crate::workloads;
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,9 @@ pub struct Config {
     pub delta: Delta,
     /// The workload's own options.
     pub args: Vec<String>,
+    /// Does the floor run beside the backends?
+    #[serde(default)]
+    pub floor: bool,
 }
 
 impl Default for Config {
@@ -57,6 +61,7 @@ impl Default for Config {
             cpus: None,
             delta: Delta::Base,
             args: Vec::new(),
+            floor: false,
         }
     }
 }
@@ -123,12 +128,75 @@ pub struct Row {
     /// The backend's own counters and the worker's resource usage, as means of the samples, rounded down.
     #[serde(default)]
     pub counters: BTreeMap<String, u64>,
+    /// The allocator's share of the row's time in per cent, against the floor; null without a floor, and for metrics
+    /// that are neither times nor rates.
+    #[serde(default)]
+    pub share_pct: Option<f64>,
+    /// Samples far outside the others (Tukey's outer fences).
+    #[serde(default)]
+    pub outliers: usize,
+    /// Latencies of the workload's single operations, over all rounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub histogram: Option<Histogram>,
+    /// Resident memory during the first round: milliseconds and KiB.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rss_series: RssSeries,
     /// Several figures of each sample, by name; one list a round (rows of one job share them).
     #[serde(default)]
     pub series: BTreeMap<String, Vec<Vec<f64>>>,
 }
 
 impl Row {
+    /// A row with raw samples and nothing derived from them.
+    pub fn new(
+        workload: &str,
+        row: &str,
+        (metric, unit, better): (&str, &str, Better),
+        backend: &str,
+        samples: Vec<f64>,
+    ) -> Self {
+        Self {
+            workload: workload.to_owned(),
+            row: row.to_owned(),
+            metric: metric.to_owned(),
+            unit: unit.to_owned(),
+            better,
+            backend: backend.to_owned(),
+            samples,
+            mean: 0.0,
+            median: 0.0,
+            interval: None,
+            delta_pct: None,
+            p: None,
+            significant: false,
+            rss_peak_kib: 0,
+            rss_rest_kib: 0,
+            objects: 0,
+            counters: BTreeMap::new(),
+            share_pct: None,
+            outliers: 0,
+            series: BTreeMap::new(),
+            histogram: None,
+            rss_series: Vec::new(),
+        }
+    }
+
+    /// The samples as costs, so that more is worse whatever the metric: times as they are, rates inverted.
+    pub fn costs(&self) -> Vec<f64> {
+        match self.better {
+            Better::Lower => self.samples.clone(),
+            Better::Higher => self.samples.iter().map(|rate| 1.0 / rate).collect(),
+        }
+    }
+
+    /// Is the metric a time, or a rate whose inverse is one?
+    pub fn is_time(&self) -> bool {
+        matches!(
+            self.unit.as_str(),
+            "s" | "ms" | "us" | "ns" | "cycles" | "ticks"
+        ) || self.mean_kind() == Mean::Harmonic
+    }
+
     /// The mean this row's unit asks for.
     pub fn mean_kind(&self) -> Mean {
         Mean::of_unit(&self.unit)
@@ -196,6 +264,15 @@ pub struct Report {
     pub latencies: Vec<Latencies>,
     /// The figures.
     pub rows: Vec<Row>,
+    /// The same rows on the floor, from which the allocators' shares follow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub floor: Vec<Row>,
+    /// Maps of pageblocks that workloads left.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pagemaps: Vec<PageMap>,
+    /// What else a reader should know, one line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 impl Report {
@@ -209,13 +286,16 @@ impl Report {
             failures: Vec::new(),
             latencies: Vec::new(),
             rows: Vec::new(),
+            floor: Vec::new(),
+            pagemaps: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
     /// Computes every derived figure from the raw samples.
     pub fn compute(&mut self) {
         let config = self.config.clone();
-        for row in &mut self.rows {
+        for row in self.rows.iter_mut().chain(&mut self.floor) {
             let mean = row.mean_kind();
             row.mean = mean.of(&row.samples);
             row.median = stats::median(&row.samples);
@@ -225,11 +305,17 @@ impl Report {
                 config.level,
                 config.seed,
             ));
+            row.outliers = stats::outliers::far_out(&row.samples);
         }
         let baselines: Vec<Row> = self
             .rows
             .iter()
             .filter(|row| row.backend == config.baseline_of(&row.workload))
+            .cloned()
+            .collect();
+        // Somebody may have asked for the floor as a column.
+        let listed_floor: Vec<Row> = (self.rows.iter())
+            .filter(|row| row.backend == crate::floor::NAME)
             .cloned()
             .collect();
         for row in &mut self.rows {
@@ -240,6 +326,9 @@ impl Report {
                 .filter(|base| base.backend != row.backend)
                 .map(|base| stats::mann_whitney_p(&base.samples, &row.samples));
             row.significant = row.p.is_some_and(|p| p < stats::SIGNIFICANCE);
+            row.share_pct = (self.floor.iter().chain(&listed_floor))
+                .find(|floor| floor.same_measurement(row))
+                .and_then(|floor| share_pct(floor, row));
         }
     }
 
@@ -255,7 +344,11 @@ impl Report {
                 report.schema_version
             ));
         }
-        for row in &report.rows {
+        for map in &report.pagemaps {
+            map.check()
+                .map_err(|e| format!("{}: {e}", path.display()))?;
+        }
+        for row in report.rows.iter().chain(&report.floor) {
             if row.samples.is_empty() || row.samples.iter().any(|sample| !sample.is_finite()) {
                 return Err(format!(
                     "{}: {} {} has no usable samples",
@@ -266,5 +359,73 @@ impl Report {
             }
         }
         Ok(report)
+    }
+}
+
+/// One line for each workload with samples far outside the others, and what to do about them.
+pub fn outlier_notes(report: &Report) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut seen: Vec<&str> = Vec::new();
+    for workload in report.rows.iter().map(|row| row.workload.as_str()) {
+        if seen.contains(&workload) {
+            continue;
+        }
+        seen.push(workload);
+        let rows: Vec<&Row> = (report.rows.iter())
+            .filter(|row| row.workload == workload)
+            .collect();
+        let hit: Vec<&&Row> = rows.iter().filter(|row| row.outliers > 0).collect();
+        if let Some(first) = hit.first() {
+            notes.push(format!(
+                "{workload}: {} of {} figures have outliers (samples more than 3 interquartile ranges off; {} {} {}: \
+                 {} of {}); something else ran: see the samples in the JSON, and try more --runs",
+                hit.len(),
+                rows.len(),
+                first.row,
+                first.metric,
+                first.backend,
+                first.outliers,
+                first.samples.len()
+            ));
+        }
+    }
+    notes
+}
+
+/// How much of `row`'s time the floor does without, in per cent; 0 where the floor was no faster.
+fn share_pct(floor: &Row, row: &Row) -> Option<f64> {
+    let (own, least) = match row.better {
+        Better::Lower => (row.mean, floor.mean),
+        Better::Higher => (1.0 / row.mean, 1.0 / floor.mean),
+    };
+    let share = (1.0 - least / own) * 100.0;
+    (row.is_time() && share.is_finite()).then(|| share.max(0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(unit: &str, better: Better, floor: f64, own: f64) -> Option<f64> {
+        let row = |backend, value| Row::new("w", "r", ("m", unit, better), backend, vec![value; 5]);
+        let config = Config {
+            backends: vec!["slub".into()],
+            baseline: "slub".into(),
+            ..Config::default()
+        };
+        let mut report = Report::new(Environment::default(), config);
+        report.rows.push(row("slub", own));
+        report.floor.push(row("floor", floor));
+        report.compute();
+        report.rows[0].share_pct
+    }
+
+    #[test]
+    fn the_share_is_what_the_floor_does_without() {
+        assert_eq!(share("ns", Better::Lower, 15.0, 20.0), Some(25.0));
+        assert_eq!(share("trans/s", Better::Higher, 200.0, 100.0), Some(50.0));
+        // A floor that noise made slower leaves nothing, not less than nothing.
+        assert_eq!(share("s", Better::Lower, 1.1, 1.0), Some(0.0));
+        assert_eq!(share("%", Better::Lower, 1.0, 2.0), None);
     }
 }

@@ -3,6 +3,10 @@
 //! The samples of a row are few (5 to 100), so the test is exact: it counts every way in which the ranks could have
 //! fallen, ties included, instead of trusting the normal approximation.
 
+pub mod holm;
+pub mod outliers;
+pub mod shift;
+
 use crate::rng::Rng;
 use serde::{Deserialize, Serialize};
 

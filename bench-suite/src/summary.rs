@@ -250,24 +250,16 @@ mod tests {
 
     fn row(label: &str, backend: &str, samples: &[f64], peak: u64, rest: u64) -> Row {
         Row {
-            workload: "classic".into(),
-            row: label.into(),
-            metric: TIME.into(),
-            unit: "s".into(),
-            better: Better::Lower,
-            backend: backend.into(),
-            samples: samples.to_vec(),
-            mean: 0.0,
-            median: 0.0,
-            interval: None,
-            delta_pct: None,
-            p: None,
-            significant: false,
             rss_peak_kib: peak,
             rss_rest_kib: rest,
             objects: 1,
-            counters: Default::default(),
-            series: Default::default(),
+            ..Row::new(
+                "classic",
+                label,
+                (TIME, "s", Better::Lower),
+                backend,
+                samples.to_vec(),
+            )
         }
     }
 

@@ -233,17 +233,29 @@ impl Table {
 
     /// The whole table as text, with its title and legend.
     pub fn render(&self) -> String {
+        self.render_with(&[])
+    }
+
+    /// The whole table with the allocator's share behind each line, as [`shares_of`] gives it.
+    pub fn render_with(&self, shares: &[Option<f64>]) -> String {
+        let with_shares = shares.iter().any(Option::is_some);
         let mut grid: Vec<Vec<String>> = Vec::with_capacity(self.lines.len() + 1);
         let mut head = vec![String::new()];
         head.extend(self.columns.iter().cloned());
+        if with_shares {
+            head.push("alloc".to_owned());
+        }
         grid.push(head);
-        for line in &self.lines {
+        for (i, line) in self.lines.iter().enumerate() {
             let mut cells = vec![line.label.clone()];
             cells.extend(
                 line.cells
                     .iter()
                     .map(|cell| self.format_cell(cell.as_ref())),
             );
+            if with_shares {
+                cells.push(format_share(shares.get(i).copied().flatten()));
+            }
             cells.extend(self.format_widths(line));
             grid.push(cells);
         }
@@ -251,7 +263,38 @@ impl Table {
         text.push_str(&align(&grid));
         text.push_str(&self.legend());
         text.push('\n');
+        if with_shares {
+            text.push_str(SHARE_LEGEND);
+            text.push('\n');
+        }
         text
+    }
+}
+
+/// Under this share of its time, in per cent, a row says little about its allocator.
+pub const LOW_SHARE: f64 = 10.0;
+
+/// What the share column means.
+pub const SHARE_LEGEND: &str = "alloc: the allocator's share of the row's time, the largest of the columns, against a \
+                                floor that does next to\nnothing; ! under 10 %: a delta there means little.";
+
+/// The allocator's share of each line of `table`: the largest of its columns. `None` where the floor did not run.
+pub fn shares_of(report: &Report, table: &Table) -> Vec<Option<f64>> {
+    let share = |line: &Line| {
+        let rows = report.rows.iter().filter(|row| {
+            row.workload == table.workload && row.metric == table.metric && row.row == line.label
+        });
+        rows.filter_map(|row| row.share_pct).reduce(f64::max)
+    };
+    table.lines.iter().map(share).collect()
+}
+
+/// A share as the tables print it.
+pub fn format_share(share: Option<f64>) -> String {
+    match share {
+        None => "-".to_owned(),
+        Some(share) if share < LOW_SHARE => format!("!{share:.0}%"),
+        Some(share) => format!("{share:.0}%"),
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::workloads::{self, Options, Outcome};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What the runner tells a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,16 @@ pub struct Order {
     pub preload: Option<PathBuf>,
     /// The workload's settings.
     pub options: Options,
+    /// Drawn anew for each worker from the run's seed.
+    #[serde(default)]
+    pub seed: u64,
+}
+
+static SEED: AtomicU64 = AtomicU64::new(0);
+
+/// The seed of this worker's only sample: another in every round, and the same when a run is repeated with `--seed`.
+pub fn seed() -> u64 {
+    SEED.load(Ordering::Relaxed)
 }
 
 /// What a worker answers.
@@ -40,6 +51,7 @@ pub fn main(order: &str) -> Result<(), String> {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let order: Order =
         serde_json::from_str(order).map_err(|e| format!("worker: bad order: {e}"))?;
+    SEED.store(order.seed, Ordering::Relaxed);
     if let Some(library) = &order.preload {
         check_preloaded(library)?;
     }

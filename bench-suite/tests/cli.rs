@@ -26,7 +26,7 @@ fn words(text: &str) -> Vec<&str> {
 
 /// A short netperf run.
 const SHORT: &str = "compare netperf --backends system --runs 2";
-const SHORT_OPTIONS: &str = "-- -t TCP_RR -m 64 -l 0.005";
+const SHORT_OPTIONS: &str = "-- -t TCP_RR -m 64 -l 0.1";
 
 fn read_json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).expect("a file")).expect("JSON")

@@ -33,25 +33,10 @@ fn every_line_of_2005_is_reproduced() {
 /// A row as a run would have left it: three maxima whose mean is the printed figure.
 fn row(row: &str, backend: &str, maximum: f64) -> Row {
     let runs = vec![maximum - 10.0, maximum, maximum + 10.0];
+    let kind = (reaim::METRIC, "jobs/min", Better::Higher);
     Row {
-        workload: "reaim".to_owned(),
-        row: row.to_owned(),
-        metric: reaim::METRIC.to_owned(),
-        unit: "jobs/min".to_owned(),
-        better: Better::Higher,
-        backend: backend.to_owned(),
-        samples: vec![maximum],
-        mean: 0.0,
-        median: 0.0,
-        interval: None,
-        delta_pct: None,
-        p: None,
-        significant: false,
-        rss_peak_kib: 0,
-        rss_rest_kib: 0,
-        objects: 0,
-        counters: BTreeMap::new(),
         series: BTreeMap::from([(reaim::METRIC.to_owned(), vec![runs])]),
+        ..Row::new("reaim", row, kind, backend, vec![maximum])
     }
 }
 

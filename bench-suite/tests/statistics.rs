@@ -1,6 +1,10 @@
 //! The statistics against published tables and against naive oracles.
 
-use bench_suite::stats::{Better, Delta, Mean, bootstrap, mann_whitney_p, mann_whitney_u, median};
+use bench_suite::rng::Rng;
+use bench_suite::stats::{
+    Better, Delta, Mean, bootstrap, holm, mann_whitney_p, mann_whitney_u, median, outliers, shift,
+};
+use bench_suite::workloads::selftest::normal;
 use proptest::prelude::*;
 
 /// Two untied samples of sizes `n1` and `n2` whose smaller U is `u`.
@@ -169,6 +173,12 @@ fn positive() -> impl Strategy<Value = Vec<f64>> {
     prop::collection::vec(0.1f64..1e6, 1..30)
 }
 
+/// Whole numbers without ties.
+fn distinct() -> impl Strategy<Value = Vec<f64>> {
+    prop::collection::hash_set(1u16..500, 1..12)
+        .prop_map(|set| set.into_iter().map(f64::from).collect())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -184,6 +194,17 @@ proptest! {
         prop_assert!((p - mann_whitney_p(&b, &a)).abs() < 1e-9);
         let n = (a.len() * b.len()) as f64;
         prop_assert!((mann_whitney_u(&a, &b) + mann_whitney_u(&b, &a) - n).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_interval_excludes_one_exactly_when_the_test_is_significant(a in distinct(), b in distinct()) {
+        let b: Vec<f64> = b.iter().map(|x| x + 0.5).collect();
+        if let Some(interval) = shift::ratio(&a, &b, 0.05).and_then(|r| r.interval) {
+            let outside = interval.low > 1.0 || interval.high < 1.0;
+            prop_assert_eq!(outside, mann_whitney_p(&a, &b) <= 0.05);
+        } else {
+            prop_assert!(mann_whitney_p(&a, &b) > 0.05);
+        }
     }
 
     #[test]
@@ -223,4 +244,130 @@ proptest! {
             prop_assert_eq!(time > 0.0, new < base);
         }
     }
+}
+
+#[test]
+fn harmonic_means_of_the_textbooks() {
+    let close = |samples: &[f64], want: f64| {
+        let got = Mean::Harmonic.of(samples);
+        assert!(
+            (got - want).abs() < 1e-9 * want,
+            "{samples:?}: {got} is not {want}"
+        );
+    };
+    // Half the way at 60, half at 20: 30 on average. And the mean of 1, 4, 4 is 2.
+    close(&[60.0, 20.0], 30.0);
+    close(&[1.0, 4.0, 4.0], 2.0);
+    // Of 1 … 10: ten over the tenth harmonic number, 7381/2520.
+    let ten: Vec<f64> = (1..=10).map(f64::from).collect();
+    close(&ten, 10.0 * 2520.0 / 7381.0);
+}
+
+#[test]
+fn the_cut_of_the_interval_is_the_critical_value_of_the_tables() {
+    for (alpha, table) in [(0.05, CRITICAL_05), (0.01, CRITICAL_01)] {
+        for &(n1, n2, u) in table {
+            assert_eq!(shift::cut(n1, n2, alpha), Some(u), "{n1}, {n2} at {alpha}");
+            assert_eq!(shift::cut(n2, n1, alpha), Some(u));
+        }
+    }
+    assert_eq!(shift::cut(3, 4, 0.05), None);
+    assert_eq!(shift::cut(4, 4, 0.01), None);
+    // 2 / C(10, 5) = 0.0079 and 2 / C(12, 6) = 0.0022.
+    assert_eq!(shift::rounds_needed(0.008), 5);
+    assert_eq!(shift::rounds_needed(0.007), 6);
+    assert_eq!(shift::rounds_needed(0.05), 4);
+}
+
+#[test]
+fn the_interval_of_a_known_quotient() {
+    // Five against five: the critical U at 95 % is 2, so the interval runs from the third to the 23rd of 25 quotients.
+    let a = [2.0, 4.0, 8.0, 16.0, 32.0];
+    let b = [1.0; 5];
+    let ratio = shift::ratio(&a, &b, 0.05).unwrap();
+    assert_eq!(ratio.estimate, 8.0);
+    let interval = ratio.interval.unwrap();
+    assert_eq!((interval.low, interval.high), (2.0, 32.0));
+    // Turned round, everything is inverted.
+    let inverse = shift::ratio(&b, &a, 0.05).unwrap();
+    assert_eq!(inverse.estimate, 1.0 / 8.0);
+    assert_eq!(inverse.interval.unwrap().high, 0.5);
+    assert!(shift::ratio(&a, &[0.0], 0.05).is_none());
+    assert!(
+        shift::ratio(&a[..3], &b[..3], 0.05)
+            .unwrap()
+            .interval
+            .is_none()
+    );
+}
+
+#[test]
+fn holm_by_hand() {
+    // The example of many textbooks: 0.01, 0.04, 0.03, 0.005 become 0.03, 0.06, 0.06, 0.02.
+    let adjusted = holm::adjusted(&[0.01, 0.04, 0.03, 0.005]);
+    for (got, want) in adjusted.iter().zip([0.03, 0.06, 0.06, 0.02]) {
+        assert!((got - want).abs() < 1e-12, "{adjusted:?}");
+    }
+    assert_eq!(holm::adjusted(&[0.9, 0.8]), [1.0, 1.0]);
+    assert_eq!(holm::levels(&[0.5, 0.1], 0.05), [0.05, 0.025]);
+    assert!(holm::adjusted(&[]).is_empty());
+}
+
+#[test]
+fn counts_by_chance_are_binomial() {
+    // Cumulative binomial tables: n = 20, p = 0.05 reaches 0.9841 at 3; n = 100 reaches 0.9885 at 10 (0.9718 at 9).
+    assert_eq!(holm::most_by_chance(20, 0.05), 3);
+    assert_eq!(holm::most_by_chance(100, 0.05), 10);
+    assert_eq!(holm::most_by_chance(1, 0.05), 1);
+}
+
+#[test]
+fn far_out_samples_are_counted() {
+    // Quartiles of 1 … 9 are 3 and 7, so the outer fences lie at -9 and 19.
+    let mut samples: Vec<f64> = (1..=9).map(f64::from).collect();
+    assert_eq!(outliers::far_out(&samples), 0);
+    assert_eq!(outliers::quantile(&samples, 0.25), 3.0);
+    samples[8] = 19.0;
+    assert_eq!(outliers::far_out(&samples), 0);
+    samples[8] = 19.5;
+    assert_eq!(outliers::far_out(&samples), 1);
+    assert_eq!(outliers::far_out(&[1.0, 1.0, 1.0, 99.0]), 0);
+    assert_eq!(outliers::quantile(&[], 0.5), 0.0);
+    // R: quantile(c(1, 2, 4, 8), 0.25) is 1.75.
+    assert_eq!(outliers::quantile(&[1.0, 2.0, 4.0, 8.0], 0.25), 1.75);
+}
+
+#[test]
+fn the_bootstrap_covers_the_true_mean_as_often_as_it_is_known_to() {
+    // The percentile bootstrap of n normal samples is narrower than it claims: it covers like a normal interval with
+    // the biased deviation. For n = 10 that is about 90 % instead of 95 %, for n = 30 about 93.5 %.
+    for (n, low, high) in [(10, 0.87, 0.935), (30, 0.91, 0.965)] {
+        let mut rng = Rng::new(n as u64);
+        let covered = (0..1000).filter(|round| {
+            let samples: Vec<f64> = (0..n).map(|_| 100.0 + 5.0 * normal(&mut rng)).collect();
+            let interval = bootstrap(&samples, Mean::Arithmetic, 95.0, *round);
+            (interval.low..=interval.high).contains(&100.0)
+        });
+        let share = covered.count() as f64 / 1000.0;
+        assert!((low..=high).contains(&share), "{n} samples: {share}");
+    }
+}
+
+#[test]
+fn the_exact_interval_covers_the_true_quotient() {
+    let mut rng = Rng::new(11);
+    let covered = (0..2000).filter(|_| {
+        let mut draw = |centre: f64| -> Vec<f64> {
+            (0..6)
+                .map(|_| centre * (0.1 * normal(&mut rng)).exp())
+                .collect()
+        };
+        let (a, b) = (draw(130.0), draw(100.0));
+        let ratio = shift::ratio(&a, &b, 0.05).unwrap();
+        let interval = ratio.interval.unwrap();
+        (interval.low..=interval.high).contains(&1.3)
+    });
+    // Six against six: the exact level is 1 - 0.0411 (the critical U of 5); the deviation of the share is 0.5 %.
+    let share = covered.count() as f64 / 2000.0;
+    assert!((0.942..=0.975).contains(&share), "{share}");
 }

@@ -2,9 +2,10 @@
 
 pub mod csv;
 pub mod html;
-mod html_plot;
 pub mod json;
 pub mod markdown;
+mod plot;
+mod reading;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -19,12 +19,14 @@ pub mod perf;
 pub mod process;
 pub mod programs;
 pub mod reaim;
+pub mod selftest;
 pub mod slab_micro;
 pub mod store;
 pub mod sysbench;
 
 use crate::preload::Route;
 use crate::report::Report;
+use crate::series::{Histogram, PageMap};
 use crate::stats::Better;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -92,6 +94,12 @@ pub struct Outcome {
     pub series: BTreeMap<String, Vec<f64>>,
     /// The largest resident set of a child process; 0 without children.
     pub child_peak_kib: u64,
+    /// Latencies of single operations, by row: plotted as cumulative distributions.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub histograms: BTreeMap<String, Histogram>,
+    /// Maps of pageblocks at chosen moments; the runner fills in workload and, where empty, row and backend.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pagemaps: Vec<PageMap>,
     /// The latency of every request that was served, for workloads that show more of them than rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latencies: Vec<u64>,
@@ -153,12 +161,16 @@ pub const ALL: &[&dyn Workload] = &[
     &kernbench::Kernbench,
 ];
 
+/// Workloads that measure nothing of an allocator: neither listed nor part of --all.
+const HIDDEN: &[&dyn Workload] = &[&selftest::SelfTest];
+
 /// The workloads of a run that names none.
 pub const DEFAULT: [&str; 2] = ["hackbench", "netperf"];
 
 /// The workload called `name`; the error lists what there is.
 pub fn find(name: &str) -> Result<&'static dyn Workload, String> {
     ALL.iter()
+        .chain(HIDDEN)
         .copied()
         .find(|workload| workload.name() == name)
         .ok_or_else(|| {

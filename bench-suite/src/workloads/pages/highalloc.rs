@@ -179,6 +179,7 @@ fn in_process_of_its_own(
         backend: backend.to_owned(),
         options,
         preload: None,
+        seed: seed as u64,
     };
     let order = serde_json::to_string(&order).map_err(|e| format!("{NAME}: {e}"))?;
     let output = Command::new("/proc/self/exe")
