@@ -7,7 +7,7 @@ use crate::workloads::pages;
 /// What is valid, for error messages.
 pub fn valid() -> String {
     format!(
-        "slab, slub, unified, each also with :plain (placement off), system, so:PATH, floor; for pages: {}",
+        "slab, slub, unified, each also with :plain (placement off), unified:v4 (the design of 2010), system, so:PATH, floor; for pages: {}",
         pages::NAMES.join(", ")
     )
 }
@@ -35,6 +35,14 @@ pub const OWN: [&str; 3] = ["slab", "slub", "unified"];
 /// The same over a plain buddy: no placement by migratetype.
 pub const PLAIN: [&str; 3] = ["slab:plain", "slub:plain", "unified:plain"];
 
+/// The unified allocator as it was in 2010: to be compared with the default, so in no list by itself.
+pub const V4: &str = "unified:v4";
+
+/// Whether `name` is one of this project's allocators, in any of its variants.
+pub fn is_own(name: &str) -> bool {
+    OWN.contains(&name) || PLAIN.contains(&name) || name == V4
+}
+
 /// Forgets every sixteenth object that it is given back: what the drift detection of contest is tested with. Not
 /// among the names that are shown.
 pub const LEAK: &str = "test:leak";
@@ -42,7 +50,7 @@ pub const LEAK: &str = "test:leak";
 impl Backend {
     /// The backend called `name`; the error says what is valid.
     pub fn parse(name: &str) -> Result<Self, String> {
-        let mut own = OWN.iter().chain(&PLAIN).chain([&LEAK]);
+        let mut own = OWN.iter().chain(&PLAIN).chain([&V4, &LEAK]);
         if let Some(own) = own.find(|own| **own == name) {
             return Ok(Self::Own(own));
         }
@@ -150,6 +158,8 @@ mod tests {
         assert_ne!(all[0], all[1]);
         assert_eq!(all[1].name(), "unified:plain");
         assert!(Backend::parse("system:plain").is_err());
+        assert_eq!(Backend::parse("unified:v4"), Ok(Backend::Own(V4)));
+        assert!(is_own(V4) && is_own("slub:plain") && !is_own("so:/x.so") && valid().contains(V4));
         assert!(!valid().contains(LEAK));
     }
 

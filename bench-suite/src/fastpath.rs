@@ -145,15 +145,17 @@ struct Options {
     ours_only: bool,
     unchecked: bool,
     secure: bool,
+    v4: bool,
 }
 
-const USAGE: &str = "usage: bench-suite fastpath [--lib LIBSLAB_PRELOAD.SO] [--ours] [--unchecked] [--secure] [--json FILE] [--check FILE]\n\
+const USAGE: &str = "usage: bench-suite fastpath [--lib LIBSLAB_PRELOAD.SO] [--ours] [--unchecked] [--secure] [--v4] [--json FILE] [--check FILE]\n\
     \n\
     Instructions of a malloc + free pair of 64 bytes, counted by callgrind, the driver's own subtracted.\n\
     --lib FILE    the library to count (default: built by cargo)\n\
     --ours        our three backends only, no other allocators\n\
     --unchecked   our three once more, built without the detection of misuse: what it costs\n\
     --secure      our hardened heaps (secure=1), glibc and hardened allocators\n\
+    --v4          the unified allocator of 2010 as well, below the default\n\
     --json FILE   writes the figures ('-': to standard output)\n\
     --check FILE  exit status 3 if one of ours exceeds the figure recorded in FILE by more than 3 (or 5 %)";
 
@@ -197,6 +199,7 @@ fn parse(args: &[String]) -> Result<Option<Options>, String> {
             "--ours" => options.ours_only = true,
             "--unchecked" => options.unchecked = true,
             "--secure" => options.secure = true,
+            "--v4" => options.v4 = true,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument {other}; --help lists them")),
         }
@@ -261,6 +264,19 @@ fn measure_all(options: &Options) -> Result<bool, String> {
                 },
             );
         }
+    }
+    if options.v4 {
+        let after = all
+            .iter()
+            .rposition(|subject| subject.backend == Some("unified"));
+        all.insert(
+            after.map_or(0, |at| at + 1),
+            Subject {
+                name: crate::backend::V4.to_owned(),
+                library: Some(ours.clone()),
+                backend: Some(crate::backend::V4),
+            },
+        );
     }
     for subject in all {
         print!("{:<12}", subject.name);

@@ -151,7 +151,12 @@ macro_rules! own_heap {
     )*};
 }
 
-own_heap!(slab_classic::Classic, slub::Slub, slab_unified::Unified);
+own_heap!(
+    slab_classic::Classic,
+    slub::Slub,
+    slab_unified::Unified,
+    slab_unified::v4::UnifiedV4
+);
 
 /// One of the object allocators of this project.
 pub struct Cached<C>(PhantomData<C>);
@@ -333,6 +338,7 @@ pub fn dispatch<R: CacheRun>(
         "slab" => run::<R, Cached<slab_classic::Classic>>(job, options),
         "slub" => run::<R, Cached<slub::Slub>>(job, options),
         "unified" => run::<R, Cached<slab_unified::Unified>>(job, options),
+        crate::backend::V4 => run::<R, Cached<slab_unified::v4::UnifiedV4>>(job, options),
         "system" => run::<R, SystemMalloc>(job, options),
         crate::floor::NAME => run::<R, crate::floor::Floor>(job, options),
         crate::backend::LEAK => run::<R, Leaky<Cached<slab_unified::Unified>>>(job, options),

@@ -4,7 +4,7 @@
 //! A ratio is a row's median divided by the reference's; below 1 is better. Means are geometric, so that it does not
 //! matter which of two mallocs is the reference. A peer is every backend that is not ours, `system` too.
 
-use crate::backend::OWN;
+use crate::backend::is_own;
 use crate::report::{Report, Row};
 use crate::table::{align, column_backends, column_head};
 
@@ -84,7 +84,7 @@ impl<'a> Rows<'a> {
 
     /// The peer with the least figure in a row, and its ratio.
     fn best_peer(&self, label: &str, figure: Figure) -> Option<(&'a str, f64)> {
-        let peers = self.backends.iter().filter(|name| !OWN.contains(*name));
+        let peers = self.backends.iter().filter(|name| !is_own(name));
         peers
             .filter_map(|name| Some((*name, self.ratio(label, name, figure)?)))
             .min_by(|a, b| a.1.total_cmp(&b.1))
@@ -177,7 +177,7 @@ fn peers(rows: &Rows<'_>, workload: &str) -> String {
         .backends
         .iter()
         .copied()
-        .filter(|name| OWN.contains(name))
+        .filter(|name| is_own(name))
         .collect();
     let mut grid = vec![vec![
         String::new(),

@@ -36,6 +36,8 @@ pub enum Backend {
     Slub,
     /// `slab-classic`.
     Slab,
+    /// `slab-unified` as it was in 2010: for comparisons.
+    UnifiedV4,
 }
 
 /// What is reported at exit.
@@ -117,7 +119,7 @@ pub struct Settings<'a> {
 }
 
 /// The values of each setting that takes words, in the order of their types.
-const BACKENDS: [&str; 3] = ["unified", "slub", "slab"];
+const BACKENDS: [&str; 4] = ["unified", "slub", "slab", "unified:v4"];
 const FLAGS: [&str; 2] = ["0", "1"];
 const PERCPU: [&str; 3] = ["auto", "rseq", "thread"];
 const HUGE_PAGES: [&str; 3] = ["auto", "on", "off"];
@@ -321,7 +323,12 @@ fn set<'a>(settings: &mut Settings<'a>, key: usize, value: &'a [u8]) -> Result<(
     let flag = |value| word(value, &FLAGS, &[false, true]);
     match key {
         0 => {
-            let values = [Backend::Unified, Backend::Slub, Backend::Slab];
+            let values = [
+                Backend::Unified,
+                Backend::Slub,
+                Backend::Slab,
+                Backend::UnifiedV4,
+            ];
             settings.backend = word(value, &BACKENDS, &values)?;
         }
         1 => {

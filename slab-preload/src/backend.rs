@@ -7,6 +7,7 @@ use slab_api::debug::DebugHeap;
 use slab_api::{Heap, Malloc, Secure};
 use slab_classic::Classic;
 use slab_unified::Unified;
+use slab_unified::v4::UnifiedV4;
 use slub::Slub;
 
 /// A process-wide heap that can be put behind the C functions.
@@ -62,4 +63,5 @@ installed! {
     Classic: CLASSIC, SECURE_CLASSIC, DEBUG_CLASSIC;
     Slub: SLUB, SECURE_SLUB, DEBUG_SLUB;
     Unified: UNIFIED, SECURE_UNIFIED, DEBUG_UNIFIED;
+    UnifiedV4: UNIFIED_V4, SECURE_UNIFIED_V4, DEBUG_UNIFIED_V4;
 }

@@ -23,6 +23,7 @@ use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use page_alloc::{os, purge};
 use slab_classic::Classic;
 use slab_unified::Unified;
+use slab_unified::v4::UnifiedV4;
 use slub::Slub;
 
 use crate::backend::{Debugged, Installed, Secured};
@@ -74,12 +75,15 @@ impl Table {
 static CLASSIC: Table = Table::of::<Classic>();
 static SLUB: Table = Table::of::<Slub>();
 static UNIFIED: Table = Table::of::<Unified>();
+static UNIFIED_V4: Table = Table::of::<UnifiedV4>();
 static SECURE_CLASSIC: Table = Table::of::<Secured<Classic>>();
 static SECURE_SLUB: Table = Table::of::<Secured<Slub>>();
 static SECURE_UNIFIED: Table = Table::of::<Secured<Unified>>();
+static SECURE_UNIFIED_V4: Table = Table::of::<Secured<UnifiedV4>>();
 static DEBUG_CLASSIC: Table = Table::of::<Debugged<Classic>>();
 static DEBUG_SLUB: Table = Table::of::<Debugged<Slub>>();
 static DEBUG_UNIFIED: Table = Table::of::<Debugged<Unified>>();
+static DEBUG_UNIFIED_V4: Table = Table::of::<Debugged<UnifiedV4>>();
 
 /// The table in force. A page of its own, so that it can be made read-only once it is final.
 #[repr(C, align(4096))]
@@ -104,6 +108,8 @@ pub enum Choice {
     Unified = 1,
     Slub = 2,
     Classic = 3,
+    /// For comparisons.
+    UnifiedV4 = 4,
 }
 
 /// Threads inside `install`'s loop.
@@ -120,6 +126,7 @@ pub fn chosen() -> Choice {
         1 => Choice::Unified,
         2 => Choice::Slub,
         3 => Choice::Classic,
+        4 => Choice::UnifiedV4,
         _ => install(),
     }
 }
@@ -131,12 +138,15 @@ fn table_of(choice: Choice) -> &'static Table {
         (Choice::Unified, false, false) => &UNIFIED,
         (Choice::Slub, false, false) => &SLUB,
         (Choice::Classic, false, false) => &CLASSIC,
+        (Choice::UnifiedV4, false, false) => &UNIFIED_V4,
         (Choice::Unified, _, true) => &DEBUG_UNIFIED,
         (Choice::Slub, _, true) => &DEBUG_SLUB,
         (Choice::Classic, _, true) => &DEBUG_CLASSIC,
+        (Choice::UnifiedV4, _, true) => &DEBUG_UNIFIED_V4,
         (Choice::Unified, true, false) => &SECURE_UNIFIED,
         (Choice::Slub, true, false) => &SECURE_SLUB,
         (Choice::Classic, true, false) => &SECURE_CLASSIC,
+        (Choice::UnifiedV4, true, false) => &SECURE_UNIFIED_V4,
     }
 }
 
@@ -151,6 +161,7 @@ pub fn install() -> Choice {
         Ok(_) => wanted,
         Err(2) => Choice::Slub,
         Err(3) => Choice::Classic,
+        Err(4) => Choice::UnifiedV4,
         Err(_) => Choice::Unified,
     };
     let own = table_of(choice);
@@ -193,6 +204,10 @@ macro_rules! with_backend {
             }
             $crate::dispatch::Choice::Classic => {
                 type $B = slab_classic::Classic;
+                $body
+            }
+            $crate::dispatch::Choice::UnifiedV4 => {
+                type $B = slab_unified::v4::UnifiedV4;
                 $body
             }
         }

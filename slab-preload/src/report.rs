@@ -14,6 +14,7 @@ fn name(choice: Choice) -> &'static str {
         Choice::Unified => "unified",
         Choice::Slub => "slub",
         Choice::Classic => "slab",
+        Choice::UnifiedV4 => "unified:v4",
     }
 }
 

@@ -16,6 +16,7 @@ use page_alloc::text::FdWriter;
 use slab_api::{config, fork, registry};
 use slab_classic::Classic;
 use slab_unified::Unified;
+use slab_unified::v4::UnifiedV4;
 use slub::Slub;
 
 use crate::backend::{Debugged, Installed as _, Secured};
@@ -28,6 +29,7 @@ pub fn configured_backend() -> Choice {
         config::Backend::Unified => Choice::Unified,
         config::Backend::Slub => Choice::Slub,
         config::Backend::Slab => Choice::Classic,
+        config::Backend::UnifiedV4 => Choice::UnifiedV4,
     }
 }
 
@@ -42,6 +44,7 @@ pub fn once_secured(choice: Choice) {
         Choice::Unified => |f| Secured::<Unified>::heap().locks(f),
         Choice::Slub => |f| Secured::<Slub>::heap().locks(f),
         Choice::Classic => |f| Secured::<Classic>::heap().locks(f),
+        Choice::UnifiedV4 => |f| Secured::<UnifiedV4>::heap().locks(f),
     });
 }
 

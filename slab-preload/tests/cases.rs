@@ -64,6 +64,11 @@ fn slab() {
 }
 
 #[test]
+fn unified_v4() {
+    all_pass(Some("unified:v4"));
+}
+
+#[test]
 fn unified_secure() {
     all_pass(Some(SECURE[0]));
 }

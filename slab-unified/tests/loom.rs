@@ -1,5 +1,10 @@
 //! Models of the unified backend's concurrent kernels: the depot, on loom's
-//! atomics, with magazines as indices.
+//! atomics, with magazines as indices; and the historical design's queues and bitmaps,
+//! behind loom's mutexes, with objects as indices.
+
+#[cfg(loom)]
+#[path = "loom/v4.rs"]
+mod v4;
 
 fn main() -> std::process::ExitCode {
     page_alloc::model::run(MODELS)
@@ -20,6 +25,15 @@ const MODELS: &[(&str, fn())] = &[
         models::exit_against_remote_free,
     ),
     ("trim_against_take", models::trim_against_take),
+    ("v4_refill_against_flush", v4::refill_against_flush),
+    ("v4_both_refill_and_flush", v4::both_refill_and_flush),
+    ("v4_expiry_against_refill", v4::expiry_against_refill),
+    ("v4_exit_against_remote_free", v4::exit_against_remote_free),
+    ("v4_aliens_against_expiry", v4::aliens_against_expiry),
+    (
+        "v4_fork_sees_each_object_once",
+        v4::fork_sees_each_object_once,
+    ),
 ];
 
 #[cfg(loom)]

@@ -140,7 +140,7 @@ fn environment_of(backend: &str, settings: &Settings) -> Result<Vec<Variable>, S
         );
     }
     match Backend::parse(backend)? {
-        Backend::Own(name @ ("slab" | "slub" | "unified")) => {
+        Backend::Own(name @ ("slab" | "slub" | "unified" | crate::backend::V4)) => {
             let library = match &settings.library {
                 Some(path) => path.clone(),
                 None => preload_library()?,
