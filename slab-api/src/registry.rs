@@ -5,7 +5,7 @@
 //! and reports go through here.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::sync::OnceLock;
 
 use page_alloc::granule;
@@ -63,6 +63,10 @@ pub struct CacheHead {
     /// Alignment of objects.
     pub align: u32,
     name: [u8; 32],
+    /// A backend goes from the head to its record, which changes. Without something that
+    /// may change in it, a `&CacheHead` would promise the compiler that nothing reached
+    /// through it is written, and it drops stores by that promise.
+    _changes: [AtomicU8; 0],
 }
 
 impl CacheHead {
@@ -86,6 +90,7 @@ impl CacheHead {
             stride: stride as u32,
             align: align as u32,
             name,
+            _changes: [],
         }
     }
 
