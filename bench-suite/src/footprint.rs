@@ -3,8 +3,14 @@
 //!
 //! One C program runs under each. A thousand threads allocate, free everything and wait; what RSS
 //! has grown by is divided by their number. The same with threads that never allocate is what a
-//! thread itself costs: its stack and its thread-local storage. Last, a program that holds 1 MiB
+//! thread itself costs: its stack and its thread-local storage. Then a program that holds 1 MiB
 //! in blocks of 16 to 515 bytes.
+//!
+//! Last, 256 threads of which each takes 200 blocks of 16 to 1024 bytes, frees them and waits: what
+//! the whole process has grown by, stacks included. `one by one` a thread has freed its blocks
+//! before most others begin, and all that remains is what allocators keep for idle threads; `all
+//! at once` every thread holds its blocks (26 MB together) at the same moment, and RSS is read two
+//! seconds after they were freed, in which the main thread goes on lightly.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -14,12 +20,21 @@ use serde_json::json;
 use crate::fastpath::{Scratch, Subject, compile, subjects};
 use crate::preload;
 
-/// What is measured: the driver's argument, the column's title.
-const COLUMNS: [(&str, &str); 4] = [
-    ("bare", "thread alone"),
-    ("one-size", "100 of 100 B"),
-    ("many-sizes", "20 to 1 KiB"),
-    ("small", "1 MiB live"),
+/// What is measured: the driver's argument, the column's title, its decimals.
+const COLUMNS: [(&str, &str, usize); 6] = [
+    ("bare", "thread alone", 1),
+    ("one-size", "100 of 100 B", 1),
+    ("many-sizes", "20 to 1 KiB", 1),
+    ("small", "1 MiB live", 0),
+    ("mixed", "256 one by one", 0),
+    ("mixed-at-once", "256 at once", 0),
+];
+
+/// Slots that are CPUs: what to print, and the value of `backend=`.
+const ON_CPUS: [(&str, &str); 3] = [
+    ("unified+cpu", "unified,percpu=rseq"),
+    ("slub+cpu", "slub,percpu=rseq"),
+    ("slab+cpu", "slab,percpu=rseq"),
 ];
 
 /// Runs of each, of which the middle one counts.
@@ -33,8 +48,8 @@ const DRIVER: &str = r#"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-enum { THREADS = 1000, MOST = 100 };
-static pthread_barrier_t ready;
+enum { THREADS = 1000, MOST = 100, MIXED_THREADS = 256, MIXED = 200 };
+static pthread_barrier_t ready, full;
 static const char *mode;
 static long rss_kb(void) {
     char text[128];
@@ -59,8 +74,24 @@ static void *idle(void *arg) {
     pause();
     return arg;
 }
+static void *mixed(void *arg) {
+    void *p[MIXED];
+    unsigned seed = (unsigned)(long)arg * 2654435761u + 1;
+    for (int i = 0; i < MIXED; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        size_t size = 16 + (seed >> 8) % 1009;
+        p[i] = malloc(size);
+        memset(p[i], 1, size);
+    }
+    if (!strcmp(mode, "mixed-at-once")) pthread_barrier_wait(&full);
+    for (int i = 0; i < MIXED; i++) free(p[i]);
+    pthread_barrier_wait(&ready);
+    pause();
+    return arg;
+}
 int main(int argc, char **argv) {
     mode = argv[1];
+    int is_mixed = !strncmp(mode, "mixed", 5), threads = is_mixed ? MIXED_THREADS : THREADS;
     if (!strcmp(mode, "small")) {
         static void *live[20000];
         unsigned seed = 1;
@@ -78,15 +109,21 @@ int main(int argc, char **argv) {
     pthread_attr_t attr;
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, 256 << 10);
-    pthread_barrier_init(&ready, 0, THREADS + 1);
+    pthread_barrier_init(&ready, 0, threads + 1);
+    pthread_barrier_init(&full, 0, threads);
     free(malloc(100));
     long before = rss_kb();
-    for (int i = 0; i < THREADS; i++) {
+    for (int i = 0; i < threads; i++) {
         pthread_t t;
-        if (pthread_create(&t, &attr, idle, 0)) return 1;
+        if (pthread_create(&t, &attr, is_mixed ? mixed : idle, (void *)(long)i)) return 1;
     }
     pthread_barrier_wait(&ready);
-    printf("%.1f\n", (double)(rss_kb() - before) / THREADS);
+    if (!strcmp(mode, "mixed-at-once"))
+        for (int i = 0; i < 200; i++) {
+            usleep(10000);
+            free(malloc(100));
+        }
+    printf("%.1f\n", (double)(rss_kb() - before) / (is_mixed ? 1 : threads));
     fflush(stdout);
     _exit(0);
 }
@@ -94,7 +131,8 @@ int main(int argc, char **argv) {
 
 const USAGE: &str = "usage: bench-suite footprint [--lib LIBSLAB_PRELOAD.SO] [--json FILE]\n\
     \n\
-    kB of RSS for each of 1000 idle threads, and of a program with 1 MiB live, for every allocator here.\n\
+    kB of RSS for each of 1000 idle threads, of a program with 1 MiB live, and of 256 idle threads together,\n\
+    for every allocator here.\n\
     --lib FILE   the library to measure (default: built by cargo)\n\
     --json FILE  writes the figures ('-': to standard output)";
 
@@ -146,28 +184,30 @@ fn measure(library: Option<PathBuf>, json: Option<&Path>) -> Result<(), String> 
         None => preload::library()?.to_owned(),
     };
     println!(
-        "kB of RSS: for each of 1000 idle threads that took and freed objects, and of a program with 1 MiB live\n"
+        "kB of RSS: for each of 1000 idle threads that took and freed objects; of a program with 1 MiB live;\n\
+         and by which a program has grown whose 256 threads took and freed 200 blocks each and wait\n"
     );
     let title: String = COLUMNS
         .iter()
-        .map(|(_, title)| format!("{title:>16}"))
+        .map(|(_, title, _)| format!("{title:>16}"))
         .collect();
     println!("{:<12}{title}", "");
     let mut rows = Vec::new();
-    for subject in subjects(false, false, &ours) {
+    let on_cpus = ON_CPUS.map(|(name, backend)| Subject {
+        name: name.to_owned(),
+        library: Some(ours.clone()),
+        backend: Some(backend),
+    });
+    for subject in subjects(false, false, &ours).into_iter().chain(on_cpus) {
         print!("{:<12}", subject.name);
-        for (mode, _) in COLUMNS {
+        for (mode, _, decimals) in COLUMNS {
             let mut all = Vec::new();
             for _ in 0..RUNS {
                 all.push(kilobytes(&driver, mode, &subject)?);
             }
             all.sort_by(f64::total_cmp);
             let middle = all[RUNS / 2];
-            if mode == "small" {
-                print!("{middle:>16.0}");
-            } else {
-                print!("{middle:>16.1}");
-            }
+            print!("{middle:>16.decimals$}");
             rows.push(json!({"allocator": subject.name, "what": mode, "unit": "kB", "kb": middle, "samples": all}));
         }
         println!();
@@ -197,6 +237,14 @@ fn kilobytes(driver: &Path, mode: &str, subject: &Subject) -> Result<f64, String
     }
     let output = command.output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
+    if subject.backend.is_some() && !output.stderr.is_empty() {
+        // The library says what it could not do.
+        eprint!(
+            "{}: {}",
+            subject.name,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
     match text.trim().parse() {
         Ok(kb) if output.status.success() => Ok(kb),
         _ => Err(format!(

@@ -1,6 +1,7 @@
 //! The page layer's part in `fork`: its locks, in lock order.
 
 use crate::arena::GROWTH;
+use crate::cpu;
 use crate::meta;
 use crate::pcp;
 use crate::purge;
@@ -24,6 +25,7 @@ fn each_lock(f: impl Fn(&FutexLock)) {
         f(raw(zone));
     }
     f(raw(&GROWTH));
+    cpu::with_raw_lock(&f);
     meta::with_raw_lock(&f);
 }
 
@@ -46,6 +48,7 @@ pub unsafe fn child() {
     remap::after_fork();
     reclaim::after_fork();
     each_lock(FutexLock::fork_child);
+    cpu::after_fork();
     // SAFETY: as promised by the caller.
     unsafe { pcp::after_fork() };
 }

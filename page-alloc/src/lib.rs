@@ -11,6 +11,7 @@
 //! - [`sync`]: futex lock, atomic stores, tagged stack;
 //! - [`meta`]: memory for the allocator's own records;
 //! - [`slot`]: per-thread state and thread exit;
+//! - [`rseq`], [`cpu`]: per-CPU state, and the sections that work on it;
 //! - `arena`, [`granule`], `page`, `block`, `list`: reservations, the page map,
 //!   records;
 //! - `bits`, `buddy`, `zone`: free pages, placement, census;
@@ -19,8 +20,8 @@
 //!   them moved, which block to empty, and emptying it;
 //! - [`stats`], [`text`]: what the kernel's /proc files print.
 //!
-//! Unsafe code is in os, meta, slot, arena, granule, list, pcp, purge, remap, fork
-//! and sync/lock; the algorithms above the records have none.
+//! Unsafe code is in os, meta, slot, rseq, cpu, arena, granule, list, pcp, purge,
+//! remap, fork and sync/lock; the algorithms above the records have none.
 
 // `clippy.toml` lists what allocates; unit tests may.
 #![cfg_attr(
@@ -33,6 +34,7 @@
 )]
 
 pub mod config;
+pub mod cpu;
 pub mod evacuate;
 pub mod fork;
 pub mod granule;
@@ -43,6 +45,7 @@ pub mod owner;
 pub mod pcp;
 pub mod purge;
 pub mod reclaim;
+pub mod rseq;
 pub mod slot;
 pub mod stats;
 pub mod sync;

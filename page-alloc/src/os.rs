@@ -324,6 +324,23 @@ pub(crate) unsafe fn populate(at: *mut u8, bytes: usize) {
     let _ = advise(at, bytes, libc::MADV_POPULATE_WRITE);
 }
 
+/// Makes every restartable sequence that runs on `cpu` in this process begin again, and
+/// its thread pass a full fence. False when the kernel cannot (before 5.10, or in a
+/// sandbox).
+pub fn restart_sections(cpu: u32) -> bool {
+    const PRIVATE_EXPEDITED_RSEQ: usize = 1 << 7;
+    const REGISTER: usize = 1 << 8;
+    const FLAG_CPU: usize = 1;
+    let call = |command, flags, cpu| sys(libc::SYS_membarrier, [command, flags, cpu, 0, 0, 0]) == 0;
+    let restart = || call(PRIVATE_EXPEDITED_RSEQ, FLAG_CPU, cpu as usize);
+    // The first call in a process is refused until the process has registered.
+    let done = !planted(Call::Membarrier) && (restart() || (call(REGISTER, 0, 0) && restart()));
+    if !done {
+        refuse(Call::Membarrier);
+    }
+    done
+}
+
 /// A userfaultfd, for moving pages: see [`crate::remap`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Userfault(pub(crate) i32);

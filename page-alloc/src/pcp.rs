@@ -20,13 +20,14 @@ use core::sync::atomic::{
 };
 
 use crate::config;
+use crate::cpu;
 use crate::os;
 use crate::page::{Page, PageKind, PageRef};
 use crate::purge;
 use crate::slot::{self, Registry};
 use crate::sync::{FutexLock, Lock, Word};
 use crate::topology;
-use crate::types::{Migratetype, Order, PAGEBLOCK_ORDER};
+use crate::types::{Migratetype, Order, PAGE_SHIFT, PAGEBLOCK_ORDER};
 use crate::zone;
 
 /// Lists a type has: orders 0 to 5, and the pageblock's.
@@ -135,7 +136,8 @@ fn lists() -> Option<&'static Lists> {
 
 #[cold]
 fn make_lists() -> Option<&'static Lists> {
-    if slot::has_exited() {
+    // Where slots are CPUs, no thread keeps pages.
+    if slot::has_exited() || cpu::on() {
         return None;
     }
     let record = REGISTRY.acquire()?.cast::<Lists>();
@@ -260,6 +262,23 @@ impl Lists {
         fence(Ordering::Release);
         f(&self.pages[mt][START[row]..START[row] + CAPACITY[row]]);
         cell.store(count as u8, Ordering::Release);
+    }
+
+    /// Pages in all lists.
+    fn pages(&self) -> usize {
+        let mut pages = 0;
+        for (row, counts) in self.count.iter().enumerate() {
+            let order = if row == ROWS - 1 {
+                PAGEBLOCK_ORDER as usize
+            } else {
+                row
+            };
+            let mut hot = self.hot.iter().map(|hot| hot[row].load(Relaxed));
+            let counts = counts.iter().map(|n| n.load(Relaxed) as usize);
+            let chunks = hot.by_ref().filter(|p| !p.is_null()).count() + counts.sum::<usize>();
+            pages += chunks << order;
+        }
+        pages
     }
 
     fn is_empty(&self) -> bool {
@@ -402,6 +421,16 @@ pub fn drain_current() {
     }
 }
 
+/// Gives the pages of the calling thread's lists back to the zone when they are more
+/// than `most` bytes.
+pub fn trim_current(most: usize) {
+    let at = slot::page_lists().cast::<Lists>();
+    // SAFETY: null, or the thread's record, whose counts are atomics.
+    if unsafe { at.as_ref() }.is_some_and(|lists| lists.pages() > most >> PAGE_SHIFT) {
+        drain_current();
+    }
+}
+
 /// Gives all pages of all threads' lists back to the zones. Threads that cannot be
 /// stopped (the kernel has no expedited membarrier) do it when they come by.
 pub fn drain_all() {
@@ -466,24 +495,7 @@ pub fn cached_pages() -> usize {
     let mut pages = zone::recent_pages();
     REGISTRY.for_each(|record| {
         // SAFETY: records are never unmapped; the counts are atomics.
-        let lists = unsafe { &*record.as_ptr().cast::<Lists>() };
-        for (row, counts) in lists.count.iter().enumerate() {
-            let order = if row == ROWS - 1 {
-                PAGEBLOCK_ORDER as usize
-            } else {
-                row
-            };
-            let hot = lists
-                .hot
-                .iter()
-                .filter(|hot| !hot[row].load(Relaxed).is_null());
-            let chunks = hot.count()
-                + counts
-                    .iter()
-                    .map(|n| n.load(Relaxed) as usize)
-                    .sum::<usize>();
-            pages += chunks << order;
-        }
+        pages += unsafe { &*record.as_ptr().cast::<Lists>() }.pages();
     });
     pages
 }

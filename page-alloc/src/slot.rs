@@ -373,6 +373,7 @@ pub struct Registry {
     /// Addresses and stack links of the records, in chunks from the pool.
     chunks: [AtomicPtr<[Entry; CHUNK]>; MAX_RECORDS / CHUNK],
     count: AtomicUsize,
+    in_use: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -403,7 +404,13 @@ impl Registry {
             free: TaggedStack::new(AtomicU64::new(0)),
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_RECORDS / CHUNK],
             count: AtomicUsize::new(0),
+            in_use: AtomicUsize::new(0),
         }
+    }
+
+    /// Records in use.
+    pub fn in_use(&self) -> usize {
+        self.in_use.load(Ordering::Relaxed)
     }
 
     fn entry(&self, index: usize) -> Option<&Entry> {
@@ -416,6 +423,12 @@ impl Registry {
     /// A record for the caller alone: a recycled one, which may still hold
     /// objects of its last user, or a zeroed fresh one. `None` without memory.
     pub fn acquire(&self) -> Option<NonNull<u8>> {
+        let record = self.find()?;
+        self.in_use.fetch_add(1, Ordering::Relaxed);
+        Some(record)
+    }
+
+    fn find(&self) -> Option<NonNull<u8>> {
         if let Some(index) = self.free.pop(&EntryLinks(self)) {
             return NonNull::new(self.entry(index as usize)?.record.load(Ordering::Acquire));
         }
@@ -473,6 +486,7 @@ impl Registry {
     pub unsafe fn release(&self, record: NonNull<u8>) {
         // SAFETY: the first word holds the index since `acquire`.
         let index = unsafe { record.cast::<usize>().read() };
+        self.in_use.fetch_sub(1, Ordering::Relaxed);
         self.free.push(&EntryLinks(self), index as u32);
     }
 
@@ -495,6 +509,8 @@ impl Registry {
     /// Only the forking thread may run, as in the child of `fork`.
     pub unsafe fn after_fork(&self, mine: *mut u8) {
         while self.free.pop(&EntryLinks(self)).is_some() {}
+        self.in_use
+            .store(self.count.load(Ordering::Relaxed), Ordering::Relaxed);
         self.for_each(|record| {
             if record.as_ptr() != mine {
                 // SAFETY: its thread is gone; the stack was emptied above, so no
@@ -540,7 +556,9 @@ mod tests {
         assert_ne!(a, b);
         // SAFETY: from `acquire`, used no more.
         unsafe { REGISTRY.release(a) };
+        assert_eq!(REGISTRY.in_use(), 1);
         assert_eq!(REGISTRY.acquire(), Some(a));
+        assert_eq!(REGISTRY.in_use(), 2);
         let mut seen = 0;
         REGISTRY.for_each(|_| seen += 1);
         assert_eq!(seen, 2);

@@ -9,14 +9,15 @@
 #[cfg(loom)]
 mod models {
     use loom::cell::UnsafeCell;
-    use loom::sync::Arc;
     use loom::sync::atomic::{
         AtomicU64,
-        Ordering::{Relaxed, SeqCst},
+        Ordering::{Acquire, Relaxed, SeqCst},
         fence,
     };
+    use loom::sync::{Arc, Mutex};
     use loom::thread;
     use page_alloc::pcp::{bar, enter, is_out, leave, unbar};
+    use page_alloc::rseq::{resume, stop};
     use page_alloc::sync::{Links, TaggedStack, change_flags};
 
     pub const ALL: &[(&str, fn())] = &[
@@ -29,6 +30,11 @@ mod models {
         ),
         ("page lists: drained by another thread", drained_by_another),
         ("page lists: drained, or the owner asked", drained_or_asked),
+        ("cpu slot: emptied while others use it", cpu_slot_is_emptied),
+        (
+            "cpu slot: two stop it, or nobody can",
+            cpu_slot_has_one_stopper,
+        ),
         (
             "block: one of two excludes it, the zone's change is kept",
             block_is_claimed_once,
@@ -38,6 +44,111 @@ mod models {
             block_is_readmitted,
         ),
     ];
+
+    /// A CPU's slot. The kernel's part is a mutex: a section runs to its commit or not
+    /// at all, one at a time on a CPU, and the restart waits for the one that runs.
+    struct Cpu {
+        entry: AtomicU64,
+        running: Mutex<()>,
+        queue: UnsafeCell<Vec<u64>>,
+        /// What came and went past the queue.
+        slabs: Mutex<Vec<u64>>,
+    }
+
+    impl Cpu {
+        fn new(objects: &[u64]) -> Arc<Self> {
+            Arc::new(Self {
+                entry: AtomicU64::new(1),
+                running: Mutex::new(()),
+                queue: UnsafeCell::new(objects.to_vec()),
+                slabs: Mutex::new(Vec::new()),
+            })
+        }
+
+        /// A section; `None` when the slot is stopped.
+        fn section<R>(&self, work: impl FnOnce(&mut Vec<u64>) -> R) -> Option<R> {
+            let _running = self.running.lock().unwrap();
+            // x86-64's plain load.
+            (self.entry.load(Acquire) != 0).then(|| self.own(work))
+        }
+
+        /// Uses the queue, which loom allows to one thread at a time.
+        fn own<R>(&self, work: impl FnOnce(&mut Vec<u64>) -> R) -> R {
+            // SAFETY: the caller is in a section or has stopped the slot; loom checks
+            // that this is enough.
+            self.queue.with_mut(|queue| work(unsafe { &mut *queue }))
+        }
+
+        fn restart(&self) -> bool {
+            drop(self.running.lock().unwrap());
+            true
+        }
+
+        fn empty(&self) -> bool {
+            let Some(slot) = stop(&self.entry, || self.restart()) else {
+                return false;
+            };
+            let taken = self.own(std::mem::take);
+            self.slabs.lock().unwrap().extend(taken);
+            resume(&self.entry, slot);
+            true
+        }
+
+        /// Takes a batch and puts one object back.
+        fn use_it(&self) -> Vec<u64> {
+            let mut mine = self
+                .section(|queue| queue.split_off(queue.len().saturating_sub(2)))
+                .unwrap_or_default();
+            if let Some(object) = mine.pop()
+                && self.section(|queue| queue.push(object)).is_none()
+            {
+                self.slabs.lock().unwrap().push(object);
+            }
+            mine
+        }
+
+        fn account(&self, mut held: Vec<u64>, all: &[u64]) {
+            held.append(&mut self.slabs.lock().unwrap());
+            held.extend(self.section(std::mem::take).expect("open at the end"));
+            held.sort_unstable();
+            assert_eq!(held, all, "each object exactly once");
+        }
+    }
+
+    fn cpu_slot_is_emptied() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            let cpu = Cpu::new(&[1, 2, 3]);
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let cpu = cpu.clone();
+                    thread::spawn(move || cpu.use_it())
+                })
+                .collect();
+            cpu.empty();
+            let held = threads
+                .into_iter()
+                .flat_map(|t| t.join().unwrap())
+                .collect();
+            cpu.account(held, &[1, 2, 3]);
+        });
+    }
+
+    fn cpu_slot_has_one_stopper() {
+        loom::model(|| {
+            let cpu = Cpu::new(&[1, 2]);
+            let other = {
+                let cpu = cpu.clone();
+                thread::spawn(move || cpu.empty())
+            };
+            // One whose restart the kernel refuses must leave everything as it was.
+            assert_eq!(stop(&cpu.entry, || false), None);
+            cpu.empty();
+            other.join().unwrap();
+            cpu.account(Vec::new(), &[1, 2]);
+        });
+    }
 
     /// The stack with nodes that have content, as slot records have.
     struct Records {

@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use page_alloc::granule;
 use page_alloc::{GRANULE, Migratetype, PAGE_SIZE};
 
-use crate::misuse;
+use crate::{misuse, percpu, registry};
 
 /// Prepares a fresh object, given its address.
 pub type Constructor = unsafe fn(*mut u8);
@@ -315,6 +315,11 @@ pub trait ObjectCache: Copy + Send + Sync + fmt::Debug + 'static {
     /// Takes up to `out.len()` objects; returns how many. Fewer only without
     /// memory.
     fn alloc_bulk(self, out: &mut [*mut u8]) -> usize {
+        if percpu::on()
+            && let Some(head) = registry::get(self.id())
+        {
+            return percpu::alloc_bulk(head, out);
+        }
         for (n, cell) in out.iter_mut().enumerate() {
             match self.alloc() {
                 Some(p) => *cell = p.as_ptr(),
@@ -329,6 +334,12 @@ pub trait ObjectCache: Copy + Send + Sync + fmt::Debug + 'static {
     /// # Safety
     /// As [`Self::free`] for each.
     unsafe fn free_bulk(self, objects: &[*mut u8]) {
+        if percpu::on()
+            && let Some(head) = registry::get(self.id())
+        {
+            // SAFETY: promised by the caller.
+            return unsafe { percpu::free_bulk(self, head, objects) };
+        }
         for p in objects {
             if let Some(p) = NonNull::new(*p) {
                 // SAFETY: promised by the caller.

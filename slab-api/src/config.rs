@@ -70,7 +70,7 @@ pub enum PerCpu {
     /// Threads, until measurement says otherwise.
     #[default]
     Auto,
-    /// Real CPUs by restartable sequences: not built yet, threads serve.
+    /// CPUs, by restartable sequences; threads where those are not to be had.
     Rseq,
     /// Threads.
     Thread,
@@ -292,9 +292,6 @@ pub fn parse<'a>(text: &'a [u8], mut problem: impl FnMut(Problem<'a>)) -> Settin
             },
             None => problem(Problem::Key(key, nearest(key, &KEYS))),
         }
-    }
-    if settings.percpu == PerCpu::Rseq {
-        problem(Problem::NotBuilt("percpu=rseq", "slots are threads"));
     }
     if settings.secure && !settings.debug.is_empty() {
         problem(Problem::NotBuilt(

@@ -20,7 +20,7 @@ use page_alloc::{GRANULE, PAGE_SIZE};
 
 use crate::cache::{CacheDesc, MAX_OBJECT, ObjectCache};
 use crate::class::{self, CLASSES, TABLE, UNIT_SHIFT};
-use crate::{config, large, misuse, registry};
+use crate::{config, large, misuse, percpu, registry};
 
 /// The largest request, in bytes, as in glibc.
 pub const MAX_REQUEST: usize = isize::MAX as usize;
@@ -367,10 +367,11 @@ impl<B: ObjectCache> Heap<B> {
         self.shrink_caches() + self.discard_gaps() + page_alloc::purge::trim() > 0
     }
 
-    /// Gives the queues of the calling thread, those that threads share, and the empty slabs
+    /// Gives the queues of the calling thread (of all CPUs), those that threads share, and the empty slabs
     /// of all classes back to the page allocator, which returns them to the kernel in its
     /// own time. The number of pages.
     pub fn shrink_caches(&self) -> usize {
+        percpu::trim();
         let mut pages = 0;
         for cell in &self.caches {
             if let id @ 1.. = cell.load(Relaxed)
@@ -442,6 +443,7 @@ fn large_or_reclaim(size: usize, align: usize, zero: bool) -> *mut u8 {
 /// where they merge. Always worth another try.
 #[cold]
 pub(crate) fn reclaim() -> bool {
+    percpu::trim();
     registry::for_each(|cache| {
         (cache.backend.shrink)(cache);
     });

@@ -4,6 +4,7 @@
 //! - [`cache`]: the trait [`ObjectCache`], descriptions, errors, snapshots;
 //! - [`registry`]: all caches by id, whatever their backend;
 //! - [`misuse`], [`fork`], [`config`]: reports, fork handlers, settings;
+//! - [`budget`], [`percpu`]: bytes that a thread's slot may hold; slots that are CPUs;
 //! - [`report`]: statistics as text and JSON;
 //! - [`guard`], [`gaps`]: guard pages behind slabs; giving back pages inside them;
 //! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`];
@@ -13,11 +14,12 @@
 //!   `allocator-api2`); `conformance`: the suite every backend runs (feature).
 //!
 //! Unsafe code is in typed, allocator, config, cache, registry, fork, guard, checks,
-//! large, heap, misuse, malloc, debug, secure, secure/object, secure/large and
+//! large, heap, misuse, malloc, percpu, debug, secure, secure/object, secure/large and
 //! secure/secret.
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
+pub mod budget;
 pub mod cache;
 pub mod checks;
 pub mod class;
@@ -32,6 +34,7 @@ pub mod heap;
 pub mod large;
 pub mod malloc;
 pub mod misuse;
+pub mod percpu;
 pub mod registry;
 pub mod report;
 pub mod secure;

@@ -5,7 +5,7 @@
 //! and reports go through here.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::sync::OnceLock;
 
 use page_alloc::granule;
@@ -28,6 +28,15 @@ pub struct Backend {
     pub info: fn(&CacheHead) -> CacheInfo,
     /// Gives back what is free; pages.
     pub shrink: fn(&CacheHead) -> usize,
+    /// Takes objects of a cache past all slots, for a slot on the given node; returns
+    /// how many. At least one, unless memory is out. They are not marked.
+    pub fill: fn(&CacheHead, usize, &mut [*mut u8]) -> usize,
+    /// Gives objects of a cache, whose marks are cleared, past all slots; for a slot on
+    /// the given node.
+    pub give: fn(&CacheHead, &[*mut u8], usize),
+    /// Gives back what has lain idle, if that is due: called about once a second where
+    /// slots are CPUs, for backends whose threads otherwise see to it.
+    pub reap: fn(&CacheHead),
     /// Checks a cache.
     pub validate: fn(&CacheHead) -> Result<(), Corruption>,
     /// Calls back with each lock of a cache, in lock order.
@@ -54,6 +63,10 @@ pub struct CacheHead {
     /// Alignment of objects.
     pub align: u32,
     name: [u8; 32],
+    /// A backend goes from the head to its record, which changes. Without something that
+    /// may change in it, a `&CacheHead` would promise the compiler that nothing reached
+    /// through it is written, and it drops stores by that promise.
+    _changes: [AtomicU8; 0],
 }
 
 impl CacheHead {
@@ -77,6 +90,7 @@ impl CacheHead {
             stride: stride as u32,
             align: align as u32,
             name,
+            _changes: [],
         }
     }
 
@@ -96,6 +110,8 @@ static CACHES: [AtomicPtr<CacheHead>; MAX_CACHES] =
 /// Object sizes by granule byte: what realloc and usable_size need, in one line of
 /// cache or two. 0 for bytes that are no cache's.
 static SIZES: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
+/// The largest id that there ever was.
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
 static REGISTER: Lock<()> = Lock::new(());
 
 /// Gives a cache record an id and makes it known. `None` when all are taken.
@@ -117,6 +133,7 @@ pub unsafe fn register(mut head: NonNull<CacheHead>) -> Option<u32> {
     if let Some(size) = SIZES.get(id) {
         size.store(stride, Ordering::Relaxed);
     }
+    HIGHEST.fetch_max(id as u32, Ordering::Relaxed);
     // Release: publishes the record to `get`.
     CACHES[id].store(head.as_ptr(), Ordering::Release);
     Some(id as u32)
@@ -147,9 +164,14 @@ pub fn size_of_byte(byte: u8) -> usize {
     SIZES[byte as usize].load(Ordering::Relaxed) as usize
 }
 
+/// The largest id that a cache has had so far.
+pub(crate) fn highest() -> u32 {
+    HIGHEST.load(Ordering::Relaxed)
+}
+
 /// Calls `f` with every cache, by id.
 pub fn for_each(mut f: impl FnMut(&'static CacheHead)) {
-    for id in 1..MAX_CACHES as u32 {
+    for id in 1..=highest() {
         if let Some(head) = get(id) {
             f(head);
         }
@@ -171,6 +193,11 @@ pub(crate) fn create_lock() -> impl Drop {
 /// these apart. Taken before any cache's lock.
 pub fn slots_lock() -> impl Drop {
     SLOTS.lock()
+}
+
+/// As [`slots_lock`], but `None` where that would wait.
+pub(crate) fn try_slots_lock() -> Option<impl Drop> {
+    SLOTS.try_lock()
 }
 
 /// Calls the given function with each lock of a layer above the caches.

@@ -17,7 +17,7 @@ use page_alloc::{Migratetype, PAGE_SIZE, os, pcp};
 
 use crate::cache::CacheInfo;
 use crate::registry::{self, CacheHead};
-use crate::{large, misuse};
+use crate::{large, misuse, percpu};
 
 /// Sums over all caches and pages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -178,11 +178,25 @@ pub fn write_text(out: &mut dyn Write, backend: &str) -> fmt::Result {
     stats::write_buddyinfo(out)?;
     out.write_char('\n')?;
     stats::write_pagetypeinfo(out)?;
+    let p = percpu::counts();
+    writeln!(
+        out,
+        "\nslots: {}: unavailable {}, aborts {}, bypasses {}, refills {}, flushes {}, \
+         steals {}, trims {}",
+        percpu::mode(),
+        p.unavailable,
+        p.aborts,
+        p.bypasses,
+        p.refills,
+        p.flushes,
+        p.steals,
+        p.trims,
+    )?;
     let t = totals();
     let (in_place, moved, copied) = large::realloc_counts();
     writeln!(
         out,
-        "\nslabmalloc: backend {backend}: in use {} KiB ({} KiB large), queued {} KiB, \
+        "slabmalloc: backend {backend}: in use {} KiB ({} KiB large), queued {} KiB, \
          slabs {} KiB, committed {} KiB, free {} KiB; large reallocs in place {in_place}, \
          moved {moved}, copied {copied}; misuses {}",
         t.in_use >> 10,
@@ -201,16 +215,27 @@ pub fn write_text(out: &mut dyn Write, backend: &str) -> fmt::Result {
 /// Those of the writer.
 pub fn write_json(out: &mut dyn Write, backend: &str, pid: u32) -> fmt::Result {
     let t = totals();
+    let p = percpu::counts();
     let (in_place, moved, copied) = large::realloc_counts();
     write!(
         out,
         "{{\"schema_version\":1,\"backend\":\"{}\",\"pid\":{pid},\
+         \"slots\":{{\"mode\":\"{}\",\"unavailable\":{},\"aborts\":{},\"bypasses\":{},\
+         \"refills\":{},\"flushes\":{},\"steals\":{},\"trims\":{}}},\
          \"in_use_bytes\":{},\"queued_bytes\":{},\"slab_bytes\":{},\"large_bytes\":{},\
          \"mapped_bytes\":{},\"free_bytes\":{},\"misuses\":{},\
          \"cached_pages\":{},\"realloc\":{{\"in_place\":{in_place},\"moved\":{moved},\
          \"copied\":{copied}}},\"refusals\":{{\"reserve\":{},\"commit\":{},\"advise\":{},\
          \"remap\":{}}},\"caches\":[",
         Escaped(backend),
+        percpu::mode(),
+        p.unavailable,
+        p.aborts,
+        p.bypasses,
+        p.refills,
+        p.flushes,
+        p.steals,
+        p.trims,
         t.in_use,
         t.queued,
         t.slabs,

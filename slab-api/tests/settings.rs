@@ -96,11 +96,10 @@ fn what_is_given_is_put_in_force() {
 #[test]
 fn each_problem_is_one_line() {
     assert_eq!(
-        stderr("backed=slub,purge=of,percpu=rseq,on_error=report"),
+        stderr("backed=slub,purge=of,percpu=rsec,on_error=report"),
         "slabmalloc: SLABMALLOC_CONF: unknown key 'backed'; nearest valid: backend\n\
          slabmalloc: SLABMALLOC_CONF: purge: unknown value 'of'; nearest valid: off\n\
-         slabmalloc: SLABMALLOC_CONF: percpu=rseq is not available in this build: slots \
-         are threads\n"
+         slabmalloc: SLABMALLOC_CONF: percpu: unknown value 'rsec'; nearest valid: rseq\n"
     );
     assert_eq!(stderr("").lines().count(), 0);
 }

@@ -67,6 +67,17 @@ static BACKEND: Backend = Backend {
     name: "slab",
     info: |head| of(head).map_or(CacheInfo::new(0, 0, 0, 0), ObjectCache::info),
     shrink: |head| of(head).map_or(0, ObjectCache::shrink),
+    fill: |head, node, out| of(head).map_or(0, |cache| cache.take_past(node, out)),
+    give: |head, objects, node| {
+        if let Some(cache) = of(head) {
+            cache.give_past(node, objects);
+        }
+    },
+    reap: |head| {
+        if let Some(cache) = of(head) {
+            cache.reap_past();
+        }
+    },
     validate: |head| of(head).map_or(Ok(()), ObjectCache::validate),
     locks: |head, f| {
         let Some(Classic(record)) = of(head) else {

@@ -7,8 +7,8 @@ use page_alloc::topology::MAX_NODES;
 use page_alloc::{granule, meta, purge, topology};
 use slab_api::checks;
 use slab_api::gaps::Gaps;
-use slab_api::registry;
 use slab_api::{CacheDesc, CacheError, CacheInfo, Corruption, DestroyError, ObjectCache};
+use slab_api::{percpu, registry};
 
 use crate::cache::{Aliens, Classic, Record, of};
 use crate::reap::{self, WALK};
@@ -45,8 +45,11 @@ impl ObjectCache for Classic {
     #[cold]
     #[inline(never)]
     fn alloc_slow(self) -> *mut u8 {
-        purge::tick();
         let id = self.id();
+        if percpu::on() {
+            return percpu::alloc(&self.0.head);
+        }
+        purge::tick();
         let p = match SlotRef::get() {
             Some(slot) => {
                 let mut p = slot.pop(id);
@@ -77,11 +80,15 @@ impl ObjectCache for Classic {
     unsafe fn free_slow(self, p: *mut u8) {
         // SAFETY: an object in use, by the caller's promise.
         checks::freed(unsafe { granule::cell_of_object(p) });
+        if percpu::on() {
+            return percpu::free(&self.0.head, p);
+        }
         match SlotRef::get() {
             Some(slot) => {
                 let natural = !slot.push(self.id(), p);
                 if natural {
                     self.put(slot, p);
+                    self.keep_budget(slot);
                     reap::tick(slot);
                 }
                 slots::settle(natural);
@@ -92,6 +99,9 @@ impl ObjectCache for Classic {
     }
 
     fn alloc_bulk(self, out: &mut [*mut u8]) -> usize {
+        if percpu::on() {
+            return percpu::alloc_bulk(&self.0.head, out);
+        }
         let id = self.id();
         let slot = SlotRef::get();
         let mut got = 0;
@@ -131,6 +141,10 @@ impl ObjectCache for Classic {
     }
 
     unsafe fn free_bulk(self, objects: &[*mut u8]) {
+        if percpu::on() {
+            // SAFETY: promised by the caller.
+            return unsafe { percpu::free_bulk(self, &self.0.head, objects) };
+        }
         let id = self.id();
         let byte = granule::byte_of(id);
         let one_node = topology::nodes() == 1;
@@ -174,6 +188,7 @@ impl ObjectCache for Classic {
     }
 
     fn shrink(self) -> usize {
+        percpu::shrink(&self.0.head);
         let before = self.slabs();
         if let Some(slot) = SlotRef::existing() {
             self.drain(slot);
@@ -241,6 +256,7 @@ impl ObjectCache for Classic {
             empty += node.free.len();
         }
         slots::for_each(|slot| info.queued += slot.avail(self.id()));
+        info.queued += percpu::queued(self.id());
         info.queued += self.in_aliens();
         info.active_slabs = info.slabs - empty;
         info.in_use = (info.slabs * geometry.objects).saturating_sub(free + info.queued);
@@ -267,7 +283,9 @@ impl ObjectCache for Classic {
 
     fn destroy(self) -> Result<(), DestroyError> {
         {
+            let _slots = registry::slots_lock();
             let _walk = WALK.lock();
+            percpu::end(&self.0.head);
             // By the contract no thread is using the cache: its objects in their slots
             // can be taken from here.
             slots::for_each(|slot| {

@@ -91,6 +91,20 @@ impl Classic {
         self.with_level(node_of(p), |level| array::homecoming(level, &[p]));
     }
 
+    /// Gives objects home, past the slot: those of one node under one hold of its lock,
+    /// those of other nodes by way of the aliens of `node`.
+    pub(crate) fn give_past(self, node: usize, objects: &[*mut u8]) {
+        if topology::nodes() == 1 {
+            return self.with_level(0, |level| array::homecoming(level, objects));
+        }
+        for p in objects {
+            match node_of(*p) {
+                home if home == node => self.give_one(*p),
+                home => self.free_alien(node, home, *p),
+            }
+        }
+    }
+
     /// Makes sure that the slot has an array by the present tunables, and a larger one
     /// than before when it misses often. False without memory.
     fn ready(self, slot: SlotRef) -> bool {

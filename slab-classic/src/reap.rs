@@ -89,6 +89,23 @@ pub(crate) fn drain_slot(slot: SlotRef) {
 }
 
 impl Classic {
+    /// Sees to it, now and then, that the slot keeps to its budget.
+    #[inline]
+    pub(crate) fn keep_budget(self, slot: SlotRef) {
+        if slot.ledger().is_due() {
+            slot.ledger().keep(
+                slot.budget(),
+                self.id_of(),
+                |head| slot.avail(head.id) * head.stride as usize,
+                |head| {
+                    if let Some(cache) = cache::of(head) {
+                        cache.drain(slot);
+                    }
+                },
+            );
+        }
+    }
+
     /// Takes a fifth of an array that was not used since the last reap, and the
     /// memory of one that has become empty so.
     fn reap_array(self, slot: SlotRef) {
@@ -108,6 +125,17 @@ impl Classic {
             slot.delete_array(id);
         }
         slot.note_seen(id);
+    }
+
+    /// The nodes' parts of a reap, as far as they are due, and the aliens: for slots that
+    /// are CPUs, which have no arrays of their own here.
+    pub(crate) fn reap_past(self) {
+        let (now, interval) = (os::now_ms(), INTERVAL.load(Relaxed));
+        let nodes = topology::nodes();
+        for node in 0..nodes {
+            (0..nodes).for_each(|home| self.drain_alien(node, home));
+            self.reap_node(node, now, interval * 2);
+        }
     }
 
     /// The node's part of a reap, if that is due.

@@ -16,6 +16,8 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Re
 
 use page_alloc::slot::Registry;
 use page_alloc::{meta, slot, topology};
+use slab_api::budget::{self, Ledger};
+use slab_api::percpu;
 use slab_api::registry::MAX_CACHES;
 
 use crate::array::View;
@@ -61,7 +63,8 @@ struct Record {
     max_id: AtomicU32,
     /// The node whose alien array the next reap looks at.
     reap_node: AtomicU32,
-    _pad: [u64; 4],
+    ledger: Ledger,
+    _pad: [u64; 3],
     near: [Cold; NEAR],
     hot: [Hot; MAX_CACHES],
     far: [Cold; MAX_CACHES - NEAR],
@@ -167,7 +170,7 @@ impl SlotRef {
 
     #[cold]
     fn make() -> Option<Self> {
-        if slot::has_exited() {
+        if slot::has_exited() || percpu::on() {
             return None;
         }
         slot::at_thread_exit(thread_exit);
@@ -227,6 +230,15 @@ impl SlotRef {
     /// The node whose aliens are due, and the next one the next time.
     pub(crate) fn reap_node(&self) -> &AtomicU32 {
         &self.record().reap_node
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.record().ledger
+    }
+
+    /// Bytes that the slot may hold.
+    pub(crate) fn budget(&self) -> usize {
+        budget::of(REGISTRY.in_use())
     }
 
     pub(crate) fn pop(&self, id: u32) -> *mut u8 {

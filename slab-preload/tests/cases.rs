@@ -82,3 +82,23 @@ fn slub_secure() {
 fn slab_secure() {
     all_pass(Some(SECURE[2]));
 }
+
+#[test]
+fn unified_on_cpus() {
+    all_pass(Some("unified,percpu=rseq"));
+}
+
+#[test]
+fn slub_on_cpus() {
+    all_pass(Some("slub,percpu=rseq"));
+}
+
+#[test]
+fn slab_on_cpus() {
+    all_pass(Some("slab,percpu=rseq"));
+}
+
+#[test]
+fn unified_secure_on_cpus() {
+    all_pass(Some("unified,secure=1,percpu=rseq"));
+}

@@ -14,7 +14,7 @@ use page_alloc::{
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
     CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, ObjectCache, checks,
-    guard,
+    guard, percpu,
 };
 
 use crate::depot::Depot;
@@ -106,6 +106,9 @@ static BACKEND: Backend = Backend {
     name: "unified",
     info: |head| of(head).info(),
     shrink: |head| of(head).shrink(),
+    fill: |head, node, out| of(head).take_objects(node, out),
+    give: |head, objects, node| of(head).give(objects, node),
+    reap: |_| {},
     validate: |head| of(head).validate(),
     locks: |head, f| {
         for node in &of(head).0.nodes {

@@ -14,6 +14,8 @@ use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use page_alloc::slot::Registry;
 use page_alloc::{slot, topology};
+use slab_api::budget::{self, Ledger};
+use slab_api::percpu;
 use slab_api::registry::MAX_CACHES;
 
 use crate::magazine::Magazine;
@@ -47,7 +49,8 @@ const NEAR: usize = 128;
 struct Record {
     registry: usize,
     node: usize,
-    _pad: [u64; 6],
+    ledger: Ledger,
+    _pad: [u64; 5],
     near: [Cold; NEAR],
     hot: [Hot; MAX_CACHES],
     far: [Cold; MAX_CACHES - NEAR],
@@ -136,7 +139,7 @@ impl SlotRef {
 
     #[cold]
     fn make() -> Option<Self> {
-        if slot::has_exited() {
+        if slot::has_exited() || percpu::on() {
             return None;
         }
         slot::at_thread_exit(thread_exit);
@@ -161,6 +164,15 @@ impl SlotRef {
     /// The node that the slot allocates from.
     pub(crate) fn node(&self) -> usize {
         self.record().node
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.record().ledger
+    }
+
+    /// Bytes that the slot may hold.
+    pub(crate) fn budget(&self) -> usize {
+        budget::of(REGISTRY.in_use())
     }
 
     pub(crate) fn pop(&self, id: u32) -> *mut u8 {

@@ -11,7 +11,7 @@ use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{Migratetype, PageList, PageRef, meta, topology};
 use slab_api::registry::{self, Backend, CacheHead};
-use slab_api::{CacheDesc, CacheError, Constructor, MAX_OBJECT, ObjectCache, misuse};
+use slab_api::{CacheDesc, CacheError, Constructor, MAX_OBJECT, ObjectCache, misuse, percpu};
 use slab_api::{checks, guard};
 
 use crate::shuffle::Shuffle;
@@ -81,6 +81,9 @@ static BACKEND: Backend = Backend {
     name: "slub",
     info: |head| of(head).info(),
     shrink: |head| of(head).shrink(),
+    fill: |head, node, out| of(head).take_past(node, out),
+    give: |head, objects, _| of(head).give_past(objects),
+    reap: |_| {},
     validate: |head| of(head).validate(),
     locks: |head, f| {
         for node in &of(head).0.nodes {
@@ -412,6 +415,27 @@ impl Slub {
         }
         self.fold_counts(slot);
         slot.forget(id);
+    }
+
+    /// Sees to it that the slot keeps to its budget, but for this cache.
+    #[cold]
+    fn keep_budget(self, slot: SlotRef) {
+        let mine = |head: &CacheHead| ptr::eq(head.backend, &raw const BACKEND);
+        slot.ledger().keep(
+            slot.budget(),
+            self.id(),
+            |head| {
+                let cold = slot.cold(head.id);
+                let pages = |head: PageRef| 1usize << head.order();
+                let partial: usize = cold.iter().map(pages).sum();
+                (cold.slab().map_or(0, pages) + partial) * page_alloc::PAGE_SIZE
+            },
+            |head| {
+                if mine(head) {
+                    of(head).drain(slot);
+                }
+            },
+        );
     }
 
     /// Takes the slot's counts to the cache's.

@@ -14,6 +14,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use page_alloc::slot::Registry;
 use page_alloc::{Page, PageRef, slot, topology};
+use slab_api::budget::{self, Ledger};
+use slab_api::percpu;
 use slab_api::registry::MAX_CACHES;
 
 use crate::slab::{self, BIAS, List, Shape};
@@ -64,7 +66,8 @@ struct Slot {
 struct Record {
     registry: usize,
     node: usize,
-    _pad: [u64; 6],
+    ledger: Ledger,
+    _pad: [u64; 5],
     slot: Slot,
 }
 
@@ -271,7 +274,7 @@ impl SlotRef {
 
     #[cold]
     fn make() -> Option<Self> {
-        if slot::has_exited() {
+        if slot::has_exited() || percpu::on() {
             return None;
         }
         slot::at_thread_exit(thread_exit);
@@ -290,6 +293,16 @@ impl SlotRef {
     fn slot(&self) -> &Slot {
         // SAFETY: the base of a record that stays mapped; all fields are atomics.
         unsafe { self.0.cast::<Slot>().as_ref() }
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        // SAFETY: the record begins BASE bytes before its base, and stays mapped.
+        unsafe { &(*self.0.sub(BASE).cast::<Record>().as_ptr()).ledger }
+    }
+
+    /// Bytes of slabs that the slot may hold, objects in use among them.
+    pub(crate) fn budget(&self) -> usize {
+        budget::of(REGISTRY.in_use()) * 4
     }
 
     /// The node that the slot allocates from.

@@ -19,8 +19,8 @@ use page_alloc::config as pages;
 use page_alloc::sync::tid;
 use page_alloc::text::FdWriter;
 
-use super::{HugePage, KEYS, Settings, parse};
-use crate::misuse;
+use super::{HugePage, KEYS, PerCpu, Settings, parse};
+use crate::{misuse, percpu};
 
 /// Bytes of a text that is kept: a path of the largest length, and the other keys.
 const TEXT: usize = libc::PATH_MAX as usize + 1024;
@@ -96,7 +96,7 @@ fn read() -> &'static Settings<'static> {
         return &DEFAULT;
     };
     let settings = parse(text, |_| {});
-    apply(&settings);
+    let without_rseq = apply(&settings).err();
     // SAFETY: as above; the text is never written again.
     unsafe { *SHARED.settings.get() = settings };
     // Release: publishes the settings to `settings`.
@@ -106,6 +106,13 @@ fn read() -> &'static Settings<'static> {
         let mut out = FdWriter::new(2);
         let _ = writeln!(out, "slabmalloc: SLABMALLOC_CONF: {problem}");
     });
+    if let Some(why) = without_rseq {
+        let mut out = FdWriter::new(2);
+        let _ = writeln!(
+            out,
+            "slabmalloc: SLABMALLOC_CONF: percpu=rseq is not available: {why}; slots are threads"
+        );
+    }
     if settings.verbose {
         print(&settings);
     }
@@ -156,7 +163,8 @@ fn keep(value: &[u8], to: &'static mut [u8; TEXT]) -> &'static [u8] {
     to
 }
 
-fn apply(settings: &Settings<'_>) {
+/// Puts settings in force. The error is why slots cannot be CPUs, which was asked for.
+fn apply(settings: &Settings<'_>) -> Result<(), &'static str> {
     // What was not given stays as the program set it.
     let given = |key: &str| {
         KEYS.iter()
@@ -179,6 +187,10 @@ fn apply(settings: &Settings<'_>) {
     if given("on_error") {
         misuse::set_on_error(settings.on_error);
     }
+    match settings.percpu {
+        PerCpu::Rseq => percpu::start(),
+        PerCpu::Auto | PerCpu::Thread => Ok(()),
+    }
 }
 
 fn print(settings: &Settings<'_>) {
@@ -193,4 +205,5 @@ fn print(settings: &Settings<'_>) {
         let _ = settings.write_value(&mut out, index);
         let _ = writeln!(out, " ({from})");
     }
+    let _ = writeln!(out, "slabmalloc: slots in force: {}", percpu::mode());
 }

@@ -74,8 +74,11 @@ impl ObjectCache for Unified {
     #[cold]
     #[inline(never)]
     fn alloc_slow(self) -> *mut u8 {
-        purge::tick();
         let id = self.id();
+        if percpu::on() {
+            return percpu::alloc(&self.0.head);
+        }
+        purge::tick();
         let p = match SlotRef::get() {
             Some(slot) => {
                 let mut p = slot.pop(id);
@@ -109,6 +112,9 @@ impl ObjectCache for Unified {
     unsafe fn free_slow(self, p: *mut u8) {
         // SAFETY: an object in use, by the caller's promise.
         checks::freed(unsafe { granule::cell_of_object(p) });
+        if percpu::on() {
+            return percpu::free(&self.0.head, p);
+        }
         // A thread on its way out gets no new slot for a late free.
         let slot = if slot::has_exited() {
             None
@@ -120,6 +126,7 @@ impl ObjectCache for Unified {
                 let natural = !slot.push(self.id(), p);
                 if natural {
                     self.flush(slot, p);
+                    self.keep_budget(slot);
                 }
                 slots::settle(natural);
             }
@@ -129,6 +136,7 @@ impl ObjectCache for Unified {
     }
 
     fn shrink(self) -> usize {
+        percpu::shrink(&self.0.head);
         if let Some(slot) = SlotRef::existing() {
             self.drain(slot);
         }
@@ -224,6 +232,7 @@ impl ObjectCache for Unified {
             empty += node.empty.len();
         }
         slots::for_each(|slot| info.queued += slot.queued(self.id()));
+        info.queued += percpu::queued(self.id());
         let capacity = Magazine::capacity_of_level(self.0.max_level);
         info.queued += self.0.depot.full_count() as usize * capacity;
         info.active_slabs = info.slabs - empty;
@@ -253,6 +262,7 @@ impl ObjectCache for Unified {
         // can be taken from here.
         let _slots = registry::slots_lock();
         slots::for_each(|slot| self.drain(slot));
+        percpu::end(&self.0.head);
         self.drain_depot();
         let in_use = self.info().in_use;
         if in_use > 0 {
@@ -265,5 +275,25 @@ impl ObjectCache for Unified {
             meta::free(NonNull::from(self.0).cast(), Self::record_bytes());
         }
         Ok(())
+    }
+}
+
+impl Unified {
+    /// Sees to it, now and then, that the slot keeps to its budget.
+    #[inline]
+    fn keep_budget(self, slot: SlotRef) {
+        if slot.ledger().is_due() {
+            let mine = |head: &CacheHead| core::ptr::eq(head.backend, &raw const BACKEND);
+            slot.ledger().keep(
+                slot.budget(),
+                self.id(),
+                |head| slot.queued(head.id) * head.stride as usize,
+                |head| {
+                    if mine(head) {
+                        of(head).drain(slot);
+                    }
+                },
+            );
+        }
     }
 }

@@ -89,6 +89,15 @@ static BACKEND: Backend = Backend {
         }
     },
     after_fork,
+    // The design of 2010 has its own queues in front of all of it: its slots stay threads'
+    // whatever the others' are, and only whole-heap work comes this way.
+    fill: |head, node, out| of(head).map_or(0, |cache| cache.take_past(node, out)),
+    give: |head, objects, _| {
+        if let Some(cache) = of(head) {
+            objects.iter().for_each(|p| cache.give_one(*p));
+        }
+    },
+    reap: |_| {},
 };
 
 unsafe fn after_fork() {

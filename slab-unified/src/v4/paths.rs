@@ -71,7 +71,7 @@ impl UnifiedV4 {
 
     /// Takes runs of objects past the queues until `out` is full: of the node, of a new
     /// slab, of other nodes. How many; at least one unless memory is out.
-    fn take_past(self, node: usize, out: &mut [*mut u8]) -> usize {
+    pub(crate) fn take_past(self, node: usize, out: &mut [*mut u8]) -> usize {
         let mut from = |node, fresh: Option<PageRef>| {
             self.with_level(node, |level| {
                 if let Some(head) = fresh {

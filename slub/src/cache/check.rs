@@ -58,6 +58,7 @@ impl Slub {
             free_slow += u64::from(cold.free_slow.load(Relaxed));
             partial_free += u64::from(cold.partial_free.load(Relaxed));
         });
+        info.queued += percpu::queued(self.id());
         info.active_slabs = info.slabs.saturating_sub(empty);
         info.in_use = info.objects().saturating_sub(free + info.queued);
         let tunables = self.tunables();

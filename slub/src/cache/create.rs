@@ -127,6 +127,7 @@ impl Slub {
         // taken from here.
         let _slots = registry::slots_lock();
         slots::for_each(|slot| self.drain(slot));
+        percpu::end(&self.0.head);
         let in_use = self.info().in_use;
         if in_use > 0 {
             return Err(DestroyError::Busy(in_use));

@@ -38,13 +38,19 @@ impl ObjectCache for Slub {
     #[cold]
     #[inline(never)]
     fn alloc_slow(self) -> *mut u8 {
-        purge::tick();
         let id = self.id();
+        if percpu::on() {
+            return percpu::alloc(&self.0.head);
+        }
+        purge::tick();
         let p = match SlotRef::get() {
             Some(slot) => {
                 // An armed slot's list may well have objects: `refill` sees to both.
                 let natural = slot.hot(id).list().is_empty();
                 let p = self.refill(slot);
+                if natural && slot.ledger().is_due() {
+                    self.keep_budget(slot);
+                }
                 slots::settle(natural);
                 p
             }
@@ -73,6 +79,9 @@ impl ObjectCache for Slub {
     unsafe fn free_slow(self, p: *mut u8) {
         // SAFETY: an object in use, by the caller's promise.
         checks::freed(unsafe { granule::cell_of_object(p) });
+        if percpu::on() {
+            return percpu::free(&self.0.head, p);
+        }
         match SlotRef::get() {
             Some(slot) => {
                 // SAFETY: as above; the slot is this thread's.
@@ -88,6 +97,9 @@ impl ObjectCache for Slub {
     }
 
     fn alloc_bulk(self, out: &mut [*mut u8]) -> usize {
+        if percpu::on() {
+            return percpu::alloc_bulk(&self.0.head, out);
+        }
         purge::tick();
         let Some(slot) = SlotRef::get() else {
             for (n, cell) in out.iter_mut().enumerate() {
@@ -104,6 +116,10 @@ impl ObjectCache for Slub {
     }
 
     unsafe fn free_bulk(self, objects: &[*mut u8]) {
+        if percpu::on() {
+            // SAFETY: promised by the caller.
+            return unsafe { percpu::free_bulk(self, &self.0.head, objects) };
+        }
         match SlotRef::get() {
             Some(slot) => {
                 // SAFETY: promised by the caller.
@@ -121,6 +137,7 @@ impl ObjectCache for Slub {
     }
 
     fn shrink(self) -> usize {
+        percpu::shrink(&self.0.head);
         if let Some(slot) = SlotRef::existing() {
             self.drain(slot);
         }

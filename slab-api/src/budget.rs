@@ -1,0 +1,119 @@
+//! Byte budgets of threads' slots: what a slot's queues and page lists may hold together.
+//!
+//! ```text
+//!   budget of a slot = TOTAL / slots in use, from LEAST to MOST
+//! ```
+//! A program of a few threads is not held back by it; one of hundreds, most of which
+//! wait, would otherwise keep in each what only one can use. A thread's slot is the
+//! thread's alone, so the thread itself sees to it: every few natural slow paths it adds
+//! up what its slot holds, and when that is too much, queues give up all they have, in
+//! turn, until half of the budget is left. (Slots that are CPUs have budgets of their
+//! own: [`crate::percpu`].)
+
+#![deny(unsafe_code)]
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use page_alloc::pcp;
+
+use crate::registry::{self, CacheHead};
+
+/// Bytes for all slots together.
+const TOTAL: usize = 2 << 20;
+/// Bytes that a slot may hold whatever their number.
+const LEAST: usize = 16 << 10;
+/// Bytes that a slot may hold at most.
+const MOST: usize = 512 << 10;
+/// Slow paths from one look to the next.
+const EVERY: u32 = 8;
+
+static TRIMS: AtomicU64 = AtomicU64::new(0);
+
+/// How often a queue gave up what it had for the budget's sake.
+pub fn trims() -> u64 {
+    TRIMS.load(Relaxed)
+}
+
+/// The budget of a slot where so many are in use.
+pub fn of(slots: usize) -> usize {
+    (TOTAL / slots.max(1)).clamp(LEAST, MOST)
+}
+
+/// A slot's part of the book-keeping. All zero at first.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Ledger {
+    /// Slow paths since the last look.
+    passed: AtomicU32,
+    /// The cache that gave up last.
+    hand: AtomicU32,
+}
+
+impl Ledger {
+    /// Counts a slow path; true when it is time for [`Self::keep`].
+    #[inline]
+    pub fn is_due(&self) -> bool {
+        let passed = self.passed.load(Relaxed) + 1;
+        self.passed.store(passed % EVERY, Relaxed);
+        passed >= EVERY
+    }
+
+    /// Sees to it that the calling thread's slot keeps to `budget` bytes. `held` says
+    /// how many it holds of a cache, `give_up` gives those back; `busy` is the cache in
+    /// use now, which is spared.
+    #[cold]
+    pub fn keep(
+        &self,
+        budget: usize,
+        busy: u32,
+        held: impl Fn(&'static CacheHead) -> usize,
+        give_up: impl Fn(&'static CacheHead),
+    ) {
+        // Caches are destroyed under this lock. Who finds it taken comes by again.
+        let Some(_slots) = registry::try_slots_lock() else {
+            return;
+        };
+        let mut sum = 0;
+        registry::for_each(|head| sum += held(head));
+        if sum > budget {
+            let last = registry::highest();
+            for _ in 0..last {
+                let id = self.hand.load(Relaxed) % last + 1;
+                self.hand.store(id, Relaxed);
+                let Some(head) = registry::get(id).filter(|_| id != busy) else {
+                    continue;
+                };
+                let bytes = held(head);
+                if bytes > 0 {
+                    give_up(head);
+                    TRIMS.fetch_add(1, Relaxed);
+                    sum -= bytes.min(sum);
+                }
+                if sum <= budget / 2 {
+                    break;
+                }
+            }
+        }
+        pcp::trim_current(budget);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_threads_have_much_and_many_have_little() {
+        assert_eq!(of(0), MOST);
+        assert_eq!(of(1), MOST);
+        assert_eq!(of(16), 128 << 10);
+        assert_eq!(of(1000), LEAST);
+    }
+
+    #[test]
+    fn a_look_is_due_every_few_slow_paths() {
+        let ledger = Ledger::default();
+        let due = (0..EVERY * 3).filter(|_| ledger.is_due()).count();
+        assert_eq!(due, 3);
+    }
+}
