@@ -68,6 +68,8 @@ static BACKEND: Backend = Backend {
     info: |head| of(head).map_or(CacheInfo::new(0, 0, 0, 0), ObjectCache::info),
     shrink: |head| of(head).map_or(0, ObjectCache::shrink),
     validate: |head| of(head).map_or(Ok(()), ObjectCache::validate),
+    restore: |head, slab, mark| of(head).map_or(0, |cache| cache.restore(slab, mark)),
+    live: slab::active,
     locks: |head, f| {
         let Some(Classic(record)) = of(head) else {
             return;

@@ -33,6 +33,7 @@ const LARGE_STRIDE: u32 = 128;
 const GROW_AFTER: u32 = 8;
 
 mod object_cache;
+mod quiet;
 
 /// Slabs of one node.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ struct Node {
     partial: PageList,
     /// Slabs whose objects are all free.
     empty: PageList,
+    /// Quiet slabs, of which few objects are in use: the last that others are taken from.
+    quiet: PageList,
     slabs: usize,
     /// Free objects in all slabs.
     free: usize,
@@ -84,6 +87,8 @@ static BACKEND: Backend = Backend {
     info: |head| of(head).info(),
     shrink: |head| of(head).shrink(),
     validate: |head| of(head).validate(),
+    restore: |head, slab, mark| of(head).restore(slab, mark),
+    live: |slab| slab::objects(slab).saturating_sub(slab::free_objects(slab)),
     locks: |head, f| {
         for node in &of(head).0.nodes {
             // SAFETY: only the fork handlers get it, and they use it in pairs.
@@ -152,6 +157,7 @@ impl Unified {
                 Some(head) => (head, false),
                 None => match node.empty.pop_front() {
                     Some(head) => (head, true),
+                    None if self.wake_one(&mut node) => continue,
                     None => break,
                 },
             };
@@ -224,6 +230,7 @@ impl Unified {
                     && home_of(head) == home
                 {
                     let start = *p as usize - distance;
+                    let run = rest;
                     let mut n = 0;
                     let mut next = Some((p, after));
                     while let Some((p, after)) = next
@@ -235,6 +242,7 @@ impl Unified {
                         rest = after;
                         next = rest.split_first();
                     }
+                    self.came_back(&mut node, head, &run[..n]);
                     if self.note_free(&mut node, head, n) {
                         discard[discards] = Some(head);
                         discards += 1;
