@@ -110,12 +110,13 @@ mod models {
             let free = Arc::new(Mutex::new(vec![3u16]));
             let note = |slab: &Slab, free: &mut Vec<u16>| {
                 free.extend(slab.list(word::freeze_and_take(&slab.word, 3)));
-                if free.len() < 3 {
-                    while let Some(head) = word::take_or_unfreeze(&slab.word, 3) {
-                        free.extend(slab.list(head));
+                while free.len() < 3 {
+                    match word::take_or_unfreeze(&slab.word, 3) {
+                        Some(head) => free.extend(slab.list(head)),
+                        None => return false,
                     }
                 }
-                free.len() == 3
+                true
             };
             let threads = [1, 2].map(|object| {
                 let (slab, free) = (slab.clone(), free.clone());

@@ -109,16 +109,23 @@ impl Slub {
             for head in node.quiet.iter() {
                 pages += self.discard_free(head, &Objects::of(head));
             }
-            let mut others = PageList::new();
+            let (mut others, mut empty) = (PageList::new(), PageList::new());
             while let Some(head) = node.partial.pop_front() {
                 if self.is_nearly_free(head) {
-                    pages += self.make_quiet(head);
-                    node.quiet.push_back(head);
+                    match self.make_quiet(head, &mut node) {
+                        Some(given) => pages += given,
+                        None => empty.push_back(head),
+                    }
                 } else {
                     others.push_back(head);
                 }
             }
             node.partial = others;
+            drop(node);
+            while let Some(head) = empty.pop_front() {
+                pages += 1 << head.order();
+                self.discard(head);
+            }
         }
         pages
     }
@@ -133,14 +140,19 @@ impl Slub {
     }
 
     /// Takes the free objects of a slab that was on the node's list off its freelist, and
-    /// gives their pages back; returns how many. The node's lock is held.
-    fn make_quiet(self, head: PageRef) -> usize {
+    /// gives their pages back; returns how many, or `None` when meanwhile its last objects
+    /// were freed: it is on no list then, and to be discarded. The node's lock is held.
+    fn make_quiet(self, head: PageRef, node: &mut Node) -> Option<usize> {
         let mut free = Objects::none();
         self.take_freed(head, &mut free);
         free.write(head);
         sparse::set_quiet(head);
-        self.give_up(head, &mut free);
-        self.discard_free(head, &free)
+        node.quiet.push_back(head);
+        if self.give_up(head, &mut free) {
+            return Some(self.discard_free(head, &free));
+        }
+        self.wake(head, node, &free);
+        None
     }
 
     /// Takes what the freelist in the slab's word has, which makes the slab this thread's
@@ -164,12 +176,18 @@ impl Slub {
     /// Gives up a quiet slab that is this thread's, with these free objects and what is
     /// freed to it meanwhile. The node's lock is held: whoever is the next to own the slab
     /// waits for it.
-    fn give_up(self, head: PageRef, free: &mut Objects) {
+    /// False when nothing of it is in use any more: it is this thread's still, to discard.
+    #[must_use]
+    fn give_up(self, head: PageRef, free: &mut Objects) -> bool {
         let objects = self.shape().objects(head);
-        while let Some(first) = word::take_or_unfreeze(&head.word, objects) {
-            self.collect(head, List::of_name(first), free);
+        while free.count() < usize::from(objects) {
             free.write(head);
+            match word::take_or_unfreeze(&head.word, objects) {
+                Some(first) => self.collect(head, List::of_name(first), free),
+                None => return true,
+            }
         }
+        false
     }
 
     fn object(self, head: PageRef, index: usize) -> *mut u8 {
@@ -233,9 +251,8 @@ impl Slub {
         let mut node = self.0.nodes[head.node()].lock();
         let mut free = Objects::of(head);
         self.take_freed(head, &mut free);
-        if free.count() < usize::from(self.shape().objects(head)) {
-            free.write(head);
-            return self.give_up(head, &mut free);
+        if self.give_up(head, &mut free) {
+            return;
         }
         self.wake(head, &mut node, &free);
         drop(node);
