@@ -16,12 +16,13 @@
 //!   records;
 //! - `bits`, `buddy`, `zone`: free pages, placement, census;
 //! - [`pcp`], `run`, [`purge`]: page lists a slot, large runs, giving back;
+//! - [`sparse`]: giving back the granule map of slabs that hold few objects;
 //! - [`owner`], [`reclaim`], [`evacuate`], `remap`: who can give pages back or have
 //!   them moved, which block to empty, and emptying it;
 //! - [`stats`], [`text`]: what the kernel's /proc files print.
 //!
 //! Unsafe code is in os, meta, slot, rseq, cpu, arena, granule, list, pcp, purge,
-//! remap, fork and sync/lock; the algorithms above the records have none.
+//! remap, sparse, fork and sync/lock; the algorithms above the records have none.
 
 // `clippy.toml` lists what allocates; unit tests may.
 #![cfg_attr(
@@ -47,6 +48,7 @@ pub mod purge;
 pub mod reclaim;
 pub mod rseq;
 pub mod slot;
+pub mod sparse;
 pub mod stats;
 pub mod sync;
 pub mod text;

@@ -60,6 +60,13 @@ impl PageKind {
 /// The pages of the chunk may hold data: they were in use since they were last known
 /// to be zero.
 pub(crate) const DIRTY: u8 = 1;
+// Flags of a slab's first page: see `crate::sparse`. Taking the pages clears them.
+/// Nobody is handed objects of the slab.
+pub(crate) const QUIET: u8 = 2;
+/// The slab's granules were given back: those of its objects in use say 0.
+pub(crate) const SPARSE: u8 = 4;
+/// They were, at some time.
+pub(crate) const WAS_SPARSE: u8 = 8;
 
 /// One page's record. All-zero is a valid, unused record.
 #[derive(Debug)]
@@ -68,7 +75,7 @@ pub struct Page {
     kind: AtomicU8,
     order: AtomicU8,
     migratetype: AtomicU8,
-    flags: AtomicU8,
+    pub(crate) flags: AtomicU8,
     cache: AtomicU32,
     pub(crate) links: Links<Page>,
     /// One word for the owner: SLUB's freelist and counters, a run's length.

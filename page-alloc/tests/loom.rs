@@ -11,13 +11,14 @@ mod models {
     use loom::cell::UnsafeCell;
     use loom::sync::atomic::{
         AtomicU64,
-        Ordering::{Acquire, Relaxed, SeqCst},
+        Ordering::{Acquire, Relaxed, Release, SeqCst},
         fence,
     };
     use loom::sync::{Arc, Mutex};
     use loom::thread;
     use page_alloc::pcp::{bar, enter, is_out, leave, unbar};
     use page_alloc::rseq::{resume, stop};
+    use page_alloc::sparse;
     use page_alloc::sync::{Links, TaggedStack, change_flags};
 
     pub const ALL: &[(&str, fn())] = &[
@@ -42,6 +43,11 @@ mod models {
         (
             "block: readmitted while the zone marks it",
             block_is_readmitted,
+        ),
+        ("sparse: trims against a free", trims_against_a_free),
+        (
+            "sparse: a trim against a slab that wakes",
+            trim_against_waking,
         ),
     ];
 
@@ -409,6 +415,120 @@ mod models {
             let claims = threads.into_iter().map(|t| t.join().unwrap());
             assert_eq!(claims.filter(|won| *won).count(), 1);
             assert_eq!(flags.load(Relaxed), NO_HUGE);
+        });
+    }
+
+    /// A quiet slab of two objects, of which the first is in use.
+    struct Slab {
+        flags: AtomicU64,
+        bytes: [AtomicU64; 2],
+        /// The cache's lock; which objects are in use by the slab's own records.
+        taken: Mutex<[bool; 2]>,
+        zone: Mutex<()>,
+    }
+
+    const MARK: u64 = 7;
+
+    impl Slab {
+        fn new() -> Arc<Self> {
+            let slab = Self {
+                flags: AtomicU64::new(0),
+                bytes: [AtomicU64::new(MARK), AtomicU64::new(0)],
+                taken: Mutex::new([true, false]),
+                zone: Mutex::new(()),
+            };
+            sparse::quieten(&slab.flags);
+            Arc::new(slab)
+        }
+
+        /// What `discard_maps` does with the slab.
+        fn trim(&self) {
+            let _zone = self.zone.lock().unwrap();
+            if sparse::may_close(&self.flags) {
+                sparse::close(&self.flags);
+                // The kernel's loss of a page is a barrier.
+                self.bytes.iter().for_each(|byte| byte.store(0, Release));
+            }
+        }
+
+        fn write(&self, taken: [bool; 2]) {
+            for (byte, taken) in self.bytes.iter().zip(taken) {
+                if taken {
+                    byte.store(MARK, Relaxed);
+                }
+            }
+        }
+
+        /// What a slow path reads.
+        fn read(&self, object: usize) -> u64 {
+            let byte = &self.bytes[object];
+            let found = sparse::read(byte, &self.flags, || {
+                let taken = self.taken.lock().unwrap();
+                if sparse::may_close(&self.flags) {
+                    let _zone = self.zone.lock().unwrap();
+                    sparse::reopen(&self.flags, || self.write(*taken));
+                    byte.load(Relaxed) as u8
+                } else {
+                    byte.load(Relaxed) as u8
+                }
+            });
+            u64::from(found)
+        }
+
+        fn wake(&self, taken: [bool; 2]) {
+            let _zone = self.zone.lock().unwrap();
+            sparse::reopen(&self.flags, || self.write(taken));
+            sparse::ready(&self.flags);
+        }
+    }
+
+    fn trims_against_a_free() {
+        let mut bounded = loom::model::Builder::new();
+        bounded.preemption_bound = Some(3);
+        bounded.check(|| {
+            let slab = Slab::new();
+            let trimmer = {
+                let slab = slab.clone();
+                thread::spawn(move || (0..2).for_each(|_| slab.trim()))
+            };
+            assert_eq!(slab.read(0), MARK, "a valid free is refused");
+            slab.bytes[0].store(0, Relaxed);
+            // It comes back to its slab.
+            let mut taken = slab.taken.lock().unwrap();
+            taken[0] = false;
+            slab.bytes[0].store(0, Relaxed);
+            slab.wake(*taken);
+            drop(taken);
+            assert_eq!(slab.read(0), 0, "a double free is taken");
+            trimmer.join().unwrap();
+            assert!(!sparse::may_close(&slab.flags));
+            assert_eq!([slab.read(0), slab.read(1)], [0, 0]);
+        });
+    }
+
+    fn trim_against_waking() {
+        let mut bounded = loom::model::Builder::new();
+        bounded.preemption_bound = Some(3);
+        bounded.check(|| {
+            let slab = Slab::new();
+            let trimmer = {
+                let slab = slab.clone();
+                thread::spawn(move || slab.trim())
+            };
+            let looker = {
+                let slab = slab.clone();
+                thread::spawn(move || slab.read(0))
+            };
+            // Nothing else is left: the second object is handed out.
+            {
+                let mut taken = slab.taken.lock().unwrap();
+                slab.wake(*taken);
+                taken[1] = true;
+            }
+            slab.bytes[1].store(MARK, Relaxed);
+            trimmer.join().unwrap();
+            assert_eq!(looker.join().unwrap(), MARK);
+            assert_eq!([slab.read(0), slab.read(1)], [MARK, MARK]);
         });
     }
 

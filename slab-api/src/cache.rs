@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use page_alloc::granule;
 use page_alloc::{GRANULE, Migratetype, PAGE_SIZE};
 
-use crate::{misuse, percpu, registry};
+use crate::{misuse, percpu, registry, sparse};
 
 /// Prepares a fresh object, given its address.
 pub type Constructor = unsafe fn(*mut u8);
@@ -353,11 +353,12 @@ pub trait ObjectCache: Copy + Send + Sync + fmt::Debug + 'static {
     fn shrink(self) -> usize;
 
     /// Gives back the memory of pages that lie wholly in free objects of slabs in use
-    /// ([`crate::gaps`]); returns the pages. A backend that needs the content of free
-    /// objects does nothing.
-    fn discard_gaps(self) -> usize {
-        0
-    }
+    /// ([`crate::gaps`]); returns the pages. With `quiet`, slabs that few objects hold
+    /// become quiet ([`page_alloc::sparse`]).
+    fn discard_gaps(self, quiet: bool) -> usize;
+
+    /// Whether [`Self::discard_gaps`] ever makes slabs quiet.
+    const GOES_QUIET: bool = true;
 
     /// Checks every invariant of the cache's slabs and lists. Other threads must
     /// not use the cache meanwhile.
@@ -412,7 +413,7 @@ unsafe fn free_checked<C: ObjectCache>(cache: C, p: *mut u8) {
     let Some(mark) = granule::cell(p) else {
         return misuse::report_free(p, C::BACKEND);
     };
-    if mark.load(Ordering::Relaxed) != granule::byte_of(cache.id())
+    if sparse::mark_at(p, mark) != granule::byte_of(cache.id())
         || (cache.id() >= u32::from(granule::LARGE) && misuse::cache_at(p) != Some(cache.id()))
     {
         return misuse::report_free(p, C::BACKEND);

@@ -20,7 +20,7 @@ use page_alloc::{GRANULE, PAGE_SIZE};
 
 use crate::cache::{CacheDesc, MAX_OBJECT, ObjectCache};
 use crate::class::{self, CLASSES, TABLE, UNIT_SHIFT};
-use crate::{config, large, misuse, percpu, registry};
+use crate::{config, large, misuse, percpu, registry, sparse};
 
 /// The largest request, in bytes, as in glibc.
 pub const MAX_REQUEST: usize = isize::MAX as usize;
@@ -276,7 +276,7 @@ impl<B: ObjectCache> Heap<B> {
             return;
         }
         if let Some(mark) = granule::cell(p) {
-            let byte = mark.load(Relaxed);
+            let byte = sparse::mark_at(p, mark);
             let class = if align > GRANULE {
                 class::aligned(size, align)
             } else if size > MAX_OBJECT {
@@ -361,10 +361,16 @@ impl<B: ObjectCache> Heap<B> {
         new
     }
 
-    /// Gives everything that is free back to the kernel at once. True when memory
-    /// was given back.
+    /// Gives everything that is free back to the kernel at once, and what the allocator
+    /// can do without of its own records. True when memory was given back.
     pub fn trim(&self) -> bool {
-        self.shrink_caches() + self.discard_gaps() + page_alloc::purge::trim() > 0
+        let pages = self.shrink_caches() + self.discard_gaps(true) + page_alloc::purge::trim();
+        pages + sparse::discard_maps() > 0
+    }
+
+    /// As [`Self::trim`], but the granule map stays: for callers that read it themselves.
+    pub(crate) fn trim_but_map(&self) -> bool {
+        self.shrink_caches() + self.discard_gaps(false) + page_alloc::purge::trim() > 0
     }
 
     /// Gives the queues of the calling thread (of all CPUs), those that threads share, and the empty slabs
@@ -383,11 +389,11 @@ impl<B: ObjectCache> Heap<B> {
         pages
     }
 
-    fn discard_gaps(&self) -> usize {
+    fn discard_gaps(&self, quiet: bool) -> usize {
         let ids = self.caches.iter().map(|cell| cell.load(Relaxed));
         ids.filter(|id| *id > 0)
             .filter_map(B::from_id)
-            .map(ObjectCache::discard_gaps)
+            .map(|cache| cache.discard_gaps(quiet))
             .sum()
     }
 
@@ -464,7 +470,7 @@ fn size_at(p: *const u8) -> usize {
             None => return 0,
         },
     };
-    match mark.load(Relaxed) {
+    match sparse::mark_at(p, mark) {
         0 => 0,
         granule::LARGE => large::usable_size(p),
         granule::EXTENDED => misuse::cache_at(p)
@@ -487,7 +493,7 @@ unsafe fn free_slow<B: ObjectCache>(p: *mut u8) {
             None => return misuse::report_free(p, B::BACKEND),
         },
     };
-    let id = match mark.load(Relaxed) {
+    let id = match sparse::mark_at(p, mark) {
         0 => return misuse::report_free(p, B::BACKEND),
         // SAFETY: the mark says so.
         granule::LARGE => return unsafe { large::free(p) },

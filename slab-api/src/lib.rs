@@ -6,7 +6,8 @@
 //! - [`misuse`], [`fork`], [`config`]: reports, fork handlers, settings;
 //! - [`budget`], [`percpu`]: bytes that a thread's slot may hold; slots that are CPUs;
 //! - [`report`]: statistics as text and JSON;
-//! - [`guard`], [`gaps`]: guard pages behind slabs; giving back pages inside them;
+//! - [`guard`], [`gaps`], [`sparse`]: guard pages behind slabs; giving back pages inside
+//!   them, and the map of those that hold few objects;
 //! - [`class`], [`large`], [`heap`]: size classes, runs of pages, [`Heap`];
 //! - [`malloc`], [`secure`], [`debug`]: what a malloc offers; the hardened heap; the heap
 //!   with red zones, poison and tracks;
@@ -38,6 +39,7 @@ pub mod percpu;
 pub mod registry;
 pub mod report;
 pub mod secure;
+pub mod sparse;
 pub mod typed;
 
 pub use cache::{

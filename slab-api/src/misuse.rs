@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use page_alloc::text::FdWriter;
 use page_alloc::{PageKind, PageRef, granule, page_of};
 
-use crate::registry;
+use crate::{registry, sparse};
 
 /// What follows a detected misuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ pub(crate) fn diagnose(p: *const u8) -> &'static str {
     let Some(mark) = granule::cell(p) else {
         return "free of a misaligned pointer";
     };
-    if mark.load(Relaxed) != 0 {
+    if sparse::mark_at(p, mark) != 0 {
         return "free to the wrong cache of an object at";
     }
     let head = page.head();

@@ -8,8 +8,8 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::sync::OnceLock;
 
-use page_alloc::granule;
 use page_alloc::sync::{FutexLock, Lock};
+use page_alloc::{PageRef, granule};
 
 use crate::cache::{CacheDesc, CacheInfo, Corruption};
 
@@ -39,6 +39,12 @@ pub struct Backend {
     pub reap: fn(&CacheHead),
     /// Checks a cache.
     pub validate: fn(&CacheHead) -> Result<(), Corruption>,
+    /// The granule's byte, `mark`, of a place in one of a cache's slabs, read under the
+    /// cache's lock; a sparse slab's granules are written again first
+    /// ([`page_alloc::sparse::restore`]). Nothing is written in a slab of another cache.
+    pub restore: fn(&CacheHead, PageRef, &AtomicU8) -> u8,
+    /// Objects in use of a quiet slab by its own records. Takes no lock.
+    pub live: fn(PageRef) -> usize,
     /// Calls back with each lock of a cache, in lock order.
     pub locks: LockWalk,
     /// The child's part after fork: other threads' slots become free.

@@ -79,6 +79,8 @@ static BACKEND: Backend = Backend {
         }
     },
     validate: |head| of(head).map_or(Ok(()), ObjectCache::validate),
+    restore: |head, slab, mark| of(head).map_or(0, |cache| cache.restore(slab, mark)),
+    live: slab::active,
     locks: |head, f| {
         let Some(Classic(record)) = of(head) else {
             return;

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use page_alloc::{PAGE_SHIFT, PageKind, PageRef, granule, page_of};
+use page_alloc::{PAGE_SHIFT, PageKind, PageRef, granule, page_of, sparse};
 use slab_api::{Corruption, ObjectCache};
 
 use crate::cache::Classic;
@@ -51,13 +51,18 @@ fn check_node(cache: Classic, node: &Node, marked: &mut usize) -> Result<(), Cor
     let mut free = 0;
     let mut slabs = 0;
     let objects = cache.geometry().objects;
-    for (list, active) in [
-        (&node.partial, 1..objects),
-        (&node.full, objects..objects + 1),
-        (&node.free, 0..1),
+    for (list, active, quiet) in [
+        (&node.partial, 1..objects, false),
+        (&node.full, objects..objects + 1, false),
+        (&node.free, 0..1, false),
+        (&node.quiet, 1..objects + 1, true),
     ] {
         let mut length = 0;
         for head in list.iter() {
+            if sparse::is_quiet(head) != quiet {
+                let at = head.address() as usize;
+                return Err(wrong("a quiet slab on another list, or the reverse", at));
+            }
             if !active.contains(&slab::active(head)) {
                 return Err(wrong("a slab on the wrong list", head.address() as usize));
             }
@@ -111,6 +116,11 @@ fn check_slab(cache: Classic, head: PageRef, marked: &mut usize) -> Result<(), C
     });
     if let Some(what) = bad {
         return Err(wrong(what, start));
+    }
+    if sparse::is_sparse(head) {
+        // Its marks follow from the slab.
+        *marked += slab::active(head);
+        return Ok(());
     }
     for index in 0..geometry.objects {
         let p = slab::object(geometry, head, index);

@@ -26,7 +26,7 @@
 //! Bottom-up: [`mod@array`] (what moves objects between the levels, generic so that the
 //! models check it), `slab` (geometry, index stacks, colours), `node` (lists and
 //! shared array), `slot` (the fast path), `tunables`, `cache` (the record), `paths`
-//! (refill and flush), `object_cache` (the trait), `reap`, `check`.
+//! (refill and flush), `object_cache` (the trait), `reap`, `quiet` (after a trim), `check`.
 //!
 //! Unsafe code is in slab, node, slot, cache, paths, object_cache and tunables.
 
@@ -37,6 +37,7 @@ mod check;
 mod node;
 mod object_cache;
 mod paths;
+mod quiet;
 mod reap;
 mod slab;
 mod slot;

@@ -1,7 +1,7 @@
 //! A node's part of a cache: lists of slabs, the shared array, the alien arrays.
 //!
 //! ```text
-//!   lock -> slabs_partial | slabs_full | slabs_free     lists of head pages
+//!   lock -> slabs_partial | slabs_full | slabs_free | quiet     lists of head pages
 //!           shared: [ oldest | ... | newest | room ]    made at the first flush
 //!   lock -> alien: up to 12 objects of another node
 //! ```
@@ -13,6 +13,7 @@ use core::ptr::NonNull;
 use page_alloc::{PAGE_SIZE, PageList, PageMap, PageRef, meta};
 
 use crate::array::{Level, View, reap_count};
+use crate::quiet;
 use crate::slab::{self, Geometry, NONE};
 
 /// Objects of one node that slots of another one hold back.
@@ -26,6 +27,8 @@ pub(crate) struct Node {
     pub(crate) full: PageList,
     /// Slabs whose objects are all free.
     pub(crate) free: PageList,
+    /// Quiet slabs, of which few objects are in use: the last that others are taken from.
+    pub(crate) quiet: PageList,
     pub(crate) slabs: usize,
     /// Free objects in all slabs.
     pub(crate) free_objects: usize,
@@ -88,6 +91,7 @@ impl Node {
             partial: PageList::new(),
             full: PageList::new(),
             free: PageList::new(),
+            quiet: PageList::new(),
             slabs: 0,
             free_objects: 0,
             free_limit: 0,
@@ -167,10 +171,11 @@ impl NodeLevel<'_> {
     fn give_run(&mut self, head: PageRef, run: &[*mut u8]) {
         let before = slab::active(head);
         slab::give(self.geometry, head, run);
+        let was_quiet = self.came_back(head, run);
         let after = slab::active(head);
         let node = &mut *self.node;
         node.free_objects += before - after;
-        let was_full = before == self.geometry.objects;
+        let was_full = before == self.geometry.objects && !was_quiet;
         if after == 0 {
             if was_full {
                 node.full.remove(head);
@@ -209,6 +214,7 @@ impl Level<*mut u8> for NodeLevel<'_> {
                         node.free_touched = true;
                         (head, true)
                     }
+                    None if quiet::wake_one(self.geometry, node) => continue,
                     None => break,
                 },
             };

@@ -6,13 +6,12 @@ use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{granule, meta, purge, topology};
 use slab_api::checks;
-use slab_api::gaps::Gaps;
 use slab_api::{CacheDesc, CacheError, CacheInfo, Corruption, DestroyError, ObjectCache};
 use slab_api::{percpu, registry};
 
 use crate::cache::{Aliens, Classic, Record, of};
 use crate::reap::{self, WALK};
-use crate::slab::{self, MAX_OBJECTS, Placement};
+use crate::slab::Placement;
 use crate::slot::{self as slots, SlotRef};
 
 impl ObjectCache for Classic {
@@ -200,33 +199,8 @@ impl ObjectCache for Classic {
         before.saturating_sub(self.slabs()) * self.0.geometry.order.pages()
     }
 
-    fn discard_gaps(self) -> usize {
-        // Constructed objects keep their content, and one that holds the index stack too.
-        if self.0.constructor.is_some() || !self.0.geometry.is_outside() {
-            return 0;
-        }
-        let geometry = &self.0.geometry;
-        let mut pages = 0;
-        for node in 0..MAX_NODES {
-            self.with_level(node, |level| {
-                for head in level.node.partial.iter() {
-                    // The stack has the indices in any order.
-                    let mut free = [0u64; MAX_OBJECTS / 64];
-                    slab::for_each_free(geometry, head, |index| {
-                        free[index / 64] |= 1 << (index % 64);
-                    });
-                    let mut gaps = Gaps::new();
-                    for index in (0..geometry.objects).filter(|i| free[i / 64] >> (i % 64) & 1 != 0)
-                    {
-                        // SAFETY: a free object of the slab, by address; the node's lock
-                        // keeps it so.
-                        unsafe { gaps.add(slab::object(geometry, head, index), geometry.stride) };
-                    }
-                    pages += gaps.finish();
-                }
-            });
-        }
-        pages
+    fn discard_gaps(self, quiet: bool) -> usize {
+        self.quieten(quiet)
     }
 
     fn validate(self) -> Result<(), Corruption> {

@@ -20,6 +20,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use page_alloc::{GRANULE_SHIFT, Order, PAGE_SHIFT, PAGE_SIZE, PageKind, PageRef, meta, page_of};
+use slab_api::gaps::Gaps;
 use slab_api::guard;
 
 /// Bytes of index stack that fit a page's record.
@@ -350,6 +351,37 @@ pub(crate) fn for_each_free(g: &Geometry, head: PageRef, mut f: impl FnMut(usize
     for place in state.active..g.objects {
         f(stack.get(place));
     }
+}
+
+/// The slab's free objects, a bit each by its index.
+pub(crate) fn free_map(g: &Geometry, head: PageRef) -> [u64; MAX_OBJECTS / 64] {
+    let mut free = [0u64; MAX_OBJECTS / 64];
+    for_each_free(g, head, |index| {
+        // Below the number of objects, or the stack was overwritten.
+        if let Some(word) = free.get_mut(index / 64) {
+            *word |= 1 << (index % 64);
+        }
+    });
+    free
+}
+
+/// Gives back the pages of the slab that lie wholly in free objects; returns how many.
+/// The node's lock must be held, and the objects' content be of no use: no constructor,
+/// and no index stack among them.
+pub(crate) fn discard_free(g: &Geometry, head: PageRef) -> usize {
+    let (start, first) = (head.address() as usize, object(g, head, 0) as usize);
+    let mut gaps = Gaps::new(
+        start..start + g.order.bytes() - g.guard,
+        first..first + g.offset(g.objects),
+    );
+    // The stack has the indices in any order.
+    let free = free_map(g, head);
+    for index in (0..g.objects).filter(|i| free[i / 64] >> (i % 64) & 1 != 0) {
+        // SAFETY: a free object of the slab, by address; the node's lock keeps it so, and
+        // the stack is not in the slab.
+        unsafe { gaps.add(object(g, head, index), g.stride) };
+    }
+    gaps.finish()
 }
 
 /// The address of the object with this index.

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{
-    Migratetype, Order, PageList, PageMap, PageRef, granule, meta, purge, slot, topology,
+    Migratetype, Order, PageList, PageMap, PageRef, granule, meta, purge, slot, sparse, topology,
 };
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
@@ -32,6 +32,7 @@ const LARGE_STRIDE: u32 = 128;
 const GROW_AFTER: u32 = 8;
 
 mod object_cache;
+mod quiet;
 
 /// Slabs of one node.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ struct Node {
     partial: PageList,
     /// Slabs whose objects are all free.
     empty: PageList,
+    /// Quiet slabs, of which few objects are in use: the last that others are taken from.
+    quiet: PageList,
     slabs: usize,
     /// Free objects in all slabs.
     free: usize,
@@ -110,6 +113,8 @@ static BACKEND: Backend = Backend {
     give: |head, objects, node| of(head).give(objects, node),
     reap: |_| {},
     validate: |head| of(head).validate(),
+    restore: |head, slab, mark| of(head).restore(slab, mark),
+    live: |slab| slab::objects(slab).saturating_sub(slab::free_objects(slab)),
     locks: |head, f| {
         for node in &of(head).0.nodes {
             // SAFETY: only the fork handlers get it, and they use it in pairs.
@@ -179,6 +184,7 @@ impl Unified {
                 Some(head) => (head, false),
                 None => match node.empty.pop_front() {
                     Some(head) => (head, true),
+                    None if self.wake_one(&mut node) => continue,
                     None => break,
                 },
             };
@@ -286,6 +292,9 @@ impl Unified {
                 break;
             }
             let (count, freed) = slab::put(head, page, &objects[n..]);
+            if sparse::was_sparse(head) || sparse::is_quiet(head) {
+                self.came_back(node, head, &objects[n..n + count]);
+            }
             n += count;
             if freed != Freed::More {
                 node.free += n - counted;

@@ -203,6 +203,22 @@ pub(crate) fn for_each_free(head: PageRef, mut f: impl FnMut(*mut u8)) {
     }
 }
 
+/// Calls `f` with every object that is not free, of a slab whose objects are `stride`
+/// bytes apart.
+pub(crate) fn for_each_taken(head: PageRef, stride: usize, mut f: impl FnMut(*mut u8)) {
+    let base = head.address();
+    let bytes = objects(head) * stride;
+    for (n, page) in pages(head).enumerate() {
+        let start = (n << PAGE_SHIFT).next_multiple_of(stride);
+        for offset in (start..bytes.min((n + 1) << PAGE_SHIFT)).step_by(stride) {
+            let granule = (offset & (PAGE_SIZE - 1)) >> GRANULE_SHIFT;
+            if page.private[granule >> 6].load(Relaxed) >> (granule & 63) & 1 == 0 {
+                f(base.wrapping_add(offset));
+            }
+        }
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -242,6 +258,10 @@ mod tests {
             let mut seen = 0;
             for_each_free(head, |_| seen += 1);
             assert_eq!(seen, count);
+            take(head, &mut out[..count.div_ceil(3)]);
+            let mut taken = vec![];
+            for_each_taken(head, stride, |p| taken.push(p));
+            assert_eq!(taken, out[..count.div_ceil(3)]);
             free_pages(head).unwrap();
         }
     }

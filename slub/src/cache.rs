@@ -2,7 +2,8 @@
 //!
 //! Lock order: [`MERGE`], then a node's lock, then the page layer's. At most one node's
 //! lock is held at a time. `private[1]` of a slab's record says whether it is on the
-//! node's list; the node's lock guards it.
+//! node's list; the node's lock guards it. (Slabs on the list of quiet ones keep their
+//! free objects there instead: see `quiet`.)
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -11,7 +12,9 @@ use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{Migratetype, PageList, PageRef, meta, topology};
 use slab_api::registry::{self, Backend, CacheHead};
-use slab_api::{CacheDesc, CacheError, Constructor, MAX_OBJECT, ObjectCache, misuse, percpu};
+use slab_api::{
+    CacheDesc, CacheError, Constructor, Corruption, MAX_OBJECT, ObjectCache, misuse, percpu,
+};
 use slab_api::{checks, guard};
 
 use crate::shuffle::Shuffle;
@@ -25,12 +28,15 @@ mod check;
 mod create;
 mod free;
 mod object_cache;
+mod quiet;
 
 pub use create::set_shuffled;
 
 #[derive(Debug)]
 struct Node {
     partial: PageList,
+    /// Slabs that few objects hold: the last that others are taken from.
+    quiet: PageList,
 }
 
 /// Events of the slow paths.
@@ -85,6 +91,8 @@ static BACKEND: Backend = Backend {
     give: |head, objects, _| of(head).give_past(objects),
     reap: |_| {},
     validate: |head| of(head).validate(),
+    restore: |head, slab, mark| of(head).restore(slab, mark),
+    live: quiet::live,
     locks: |head, f| {
         for node in &of(head).0.nodes {
             // SAFETY: only the fork handlers get it, and they use it in pairs.
@@ -200,7 +208,9 @@ impl Slub {
     /// slot's partial list.
     fn node_partial(self, node: usize, slot: Option<SlotRef>) -> Option<(PageRef, List)> {
         let mut list = self.0.nodes[node].lock();
-        let head = list.partial.pop_front()?;
+        let Some(head) = list.partial.pop_front() else {
+            return self.wake_one(&mut list);
+        };
         head.private[1].store(0, Relaxed);
         let first = word::freeze_and_take(&head.word, self.shape().objects(head));
         if let Some(slot) = slot {

@@ -165,6 +165,16 @@ pub fn freeze<W: Word>(word: &W) -> State {
     update(word, |s| Some(State { frozen: true, ..s })).0
 }
 
+/// Makes a slab that has no free object of its own and no owner this thread's. False when
+/// a free was first: the slab is then the freeing thread's.
+pub fn claim_full<W: Word>(word: &W) -> bool {
+    let claim = |s: State| {
+        let full = s.head == 0 && !s.frozen;
+        full.then_some(State { frozen: true, ..s })
+    };
+    update(word, claim).1.is_some()
+}
+
 /// The owner gives up a slab with `count` objects of its own list, linked from
 /// `head` (0 and 0 for none); `link` as in [`push`]. Returns the state after it.
 pub fn deactivate<W: Word>(word: &W, head: u16, count: u16, mut link: impl FnMut(u16)) -> State {
@@ -224,6 +234,8 @@ mod tests {
         assert_eq!(take_or_unfreeze(&word, 3), Some(2));
         assert_eq!(take_or_unfreeze(&word, 3), None);
         assert!(!load(&word).frozen);
+        assert!(claim_full(&word) && load(&word).frozen);
+        assert!(!claim_full(&word));
         let word = AtomicU64::new(
             State {
                 head: 5,

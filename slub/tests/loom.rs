@@ -31,6 +31,7 @@ const MODELS: &[(&str, fn())] = &[
         "thread_exit_against_remote_free",
         models::thread_exit_against_remote_free,
     ),
+    ("quiet_slab_has_one_owner", models::quiet_slab_has_one_owner),
 ];
 
 #[cfg(loom)]
@@ -93,6 +94,57 @@ mod models {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(f);
+    }
+
+    /// A quiet slab of three objects, of which the third is free: two threads free the
+    /// others, each as `freed_to_quiet` does when its free made the slab its own, and the
+    /// main thread would hand the free one out, as `wake_one` does.
+    pub fn quiet_slab_has_one_owner() {
+        check(|| {
+            let slab = Slab::new(State {
+                head: 0,
+                inuse: 3,
+                frozen: false,
+            });
+            // The set of free objects, which the node's lock guards.
+            let free = Arc::new(Mutex::new(vec![3u16]));
+            let note = |slab: &Slab, free: &mut Vec<u16>| {
+                free.extend(slab.list(word::freeze_and_take(&slab.word, 3)));
+                while free.len() < 3 {
+                    match word::take_or_unfreeze(&slab.word, 3) {
+                        Some(head) => free.extend(slab.list(head)),
+                        None => return false,
+                    }
+                }
+                true
+            };
+            let threads = [1, 2].map(|object| {
+                let (slab, free) = (slab.clone(), free.clone());
+                loom::thread::spawn(move || {
+                    slab.free(object, false) == Pushed::Froze
+                        && note(&slab, &mut free.lock().unwrap())
+                })
+            });
+            let mut woken = None;
+            {
+                let mut free = free.lock().unwrap();
+                if free.len() < 3 && word::claim_full(&slab.word) {
+                    free.extend(slab.list(word::freeze_and_take(&slab.word, 3)));
+                    woken = Some(std::mem::take(&mut *free));
+                }
+            }
+            let discarded = threads.map(|t| t.join().unwrap());
+            let state = word::load(&slab.word);
+            assert!(state.frozen || woken.is_none(), "it is the main thread's");
+            let mut all = slab.list(state.head);
+            all.extend(woken.iter().flatten());
+            all.extend(free.lock().unwrap().iter());
+            all.sort_unstable();
+            assert_eq!(all, [1, 2, 3], "each object exactly once");
+            // The last free discards it unless it is in use again.
+            let owners = discarded.iter().filter(|d| **d).count() + usize::from(woken.is_some());
+            assert_eq!(owners, 1);
+        });
     }
 
     pub fn remote_free_against_take_all() {

@@ -6,7 +6,7 @@
 //! mapped memory; the models instantiate the *same* function with loom's. This
 //! file is the only one that names loom's atomics.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 mod lock;
 mod stack;
@@ -14,7 +14,8 @@ mod stack;
 pub use lock::{FutexLock, Lock, bypass_for_fork, tid};
 pub use stack::{Links, TaggedStack};
 
-/// A 64-bit atomic word that a protocol runs on.
+/// A 64-bit atomic word that a protocol runs on, or a byte that is written values of
+/// eight bits only.
 ///
 /// Only what the protocols use: load, store, swap, compare-exchange, add. The
 /// meaning of each is `core::sync::atomic`'s.
@@ -41,23 +42,23 @@ pub trait Word {
 }
 
 macro_rules! word {
-    ($atomic:ty) => {
+    ($atomic:ty, $int:ty) => {
         impl Word for $atomic {
             #[inline(always)]
             fn load(&self, order: Ordering) -> u64 {
-                <$atomic>::load(self, order)
+                <$atomic>::load(self, order) as u64
             }
             #[inline(always)]
             fn store(&self, value: u64, order: Ordering) {
-                <$atomic>::store(self, value, order);
+                <$atomic>::store(self, value as $int, order);
             }
             #[inline(always)]
             fn swap(&self, value: u64, order: Ordering) -> u64 {
-                <$atomic>::swap(self, value, order)
+                <$atomic>::swap(self, value as $int, order) as u64
             }
             #[inline(always)]
             fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-                <$atomic>::fetch_add(self, value, order)
+                <$atomic>::fetch_add(self, value as $int, order) as u64
             }
             #[inline(always)]
             fn compare_exchange_weak(
@@ -67,15 +68,24 @@ macro_rules! word {
                 success: Ordering,
                 failure: Ordering,
             ) -> Result<u64, u64> {
-                <$atomic>::compare_exchange_weak(self, current, new, success, failure)
+                <$atomic>::compare_exchange_weak(
+                    self,
+                    current as $int,
+                    new as $int,
+                    success,
+                    failure,
+                )
+                .map(|found| found as u64)
+                .map_err(|found| found as u64)
             }
         }
     };
 }
 
-word!(AtomicU64);
+word!(AtomicU8, u8);
+word!(AtomicU64, u64);
 #[cfg(loom)]
-word!(loom::sync::atomic::AtomicU64);
+word!(loom::sync::atomic::AtomicU64, u64);
 
 /// Clears and sets bits of a word of flags in one step; returns the flags before it.
 /// Nobody's change is lost, and of several threads that make the same change exactly

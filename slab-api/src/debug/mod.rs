@@ -486,7 +486,8 @@ impl<B: ObjectCache> DebugHeap<B> {
                 cache.shrink();
             }
         }
-        self.plain.trim()
+        // Reports and walks read the granule map.
+        self.plain.trim_but_map()
     }
 }
 

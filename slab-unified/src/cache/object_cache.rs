@@ -1,7 +1,5 @@
 //! The trait's operations: fast paths, creation, snapshots, validation, the end.
 
-use slab_api::gaps::Gaps;
-
 use super::*;
 
 impl ObjectCache for Unified {
@@ -37,6 +35,7 @@ impl ObjectCache for Unified {
                     Lock::new(Node {
                         partial: PageList::new(),
                         empty: PageList::new(),
+                        quiet: PageList::new(),
                         slabs: 0,
                         free: 0,
                     })
@@ -144,25 +143,8 @@ impl ObjectCache for Unified {
         self.free_empty_slabs()
     }
 
-    fn discard_gaps(self) -> usize {
-        // Constructed objects keep their content.
-        if self.0.constructor.is_some() {
-            return 0;
-        }
-        let mut pages = 0;
-        for node in &self.0.nodes {
-            let node = node.lock();
-            for head in node.partial.iter() {
-                let mut gaps = Gaps::new();
-                slab::for_each_free(head, |p| {
-                    // SAFETY: a free object of the slab, by address; the node's lock keeps
-                    // it so.
-                    unsafe { gaps.add(p, self.0.head.stride as usize) };
-                });
-                pages += gaps.finish();
-            }
-        }
-        pages
+    fn discard_gaps(self, quiet: bool) -> usize {
+        self.quieten(quiet)
     }
 
     fn validate(self) -> Result<(), Corruption> {
@@ -173,8 +155,15 @@ impl ObjectCache for Unified {
         for node in &self.0.nodes {
             let node = node.lock();
             let mut free = 0;
-            for (list, empty) in [(&node.partial, false), (&node.empty, true)] {
+            for (list, empty, quiet) in [
+                (&node.partial, false, false),
+                (&node.empty, true, false),
+                (&node.quiet, false, true),
+            ] {
                 for head in list.iter() {
+                    if sparse::is_quiet(head) != quiet {
+                        return Err(wrong("a quiet slab on another list, or the reverse", head));
+                    }
                     let count = slab::free_objects(head);
                     let mut bits = 0;
                     let mut stray = false;

@@ -121,7 +121,10 @@ impl ObjectCache for UnifiedV4 {
         before.saturating_sub(self.slabs()) * self.geometry().order.pages()
     }
 
-    fn discard_gaps(self) -> usize {
+    // The design of 2010 had nothing of the kind.
+    const GOES_QUIET: bool = false;
+
+    fn discard_gaps(self, _quiet: bool) -> usize {
         // Constructed objects keep their content.
         if self.0.constructor.is_some() {
             return 0;
@@ -131,10 +134,13 @@ impl ObjectCache for UnifiedV4 {
         for node in &self.0.nodes {
             let node = node.lock();
             for head in node.partial.iter() {
-                let mut gaps = Gaps::new();
+                let start = head.address() as usize;
+                // The bitmap may lie behind the objects: it stays.
+                let objects = start..start + geometry.objects * geometry.stride;
+                let mut gaps = Gaps::new(objects.clone(), objects);
                 slab::for_each_free(geometry, head, |p| {
                     // SAFETY: a free object of the slab, by address; the node's lock keeps
-                    // it so. The bitmap is no part of it.
+                    // it so.
                     unsafe { gaps.add(p, geometry.stride) };
                 });
                 pages += gaps.finish();

@@ -47,6 +47,9 @@ impl Slub {
                 free += self.own_free(head);
                 empty += usize::from(word::load(&head.word).inuse == 0);
             }
+            for head in list.quiet.iter() {
+                free += usize::from(self.shape().objects(head)) - quiet::live(head);
+            }
         }
         let (mut free_slow, mut partial_free) = (0, 0);
         slots::for_each(|slot| {
@@ -103,6 +106,9 @@ impl Slub {
                 }
                 self.check_slab(head, List::EMPTY)?;
             }
+            list.quiet
+                .iter()
+                .try_for_each(|head| self.check_quiet(head))?;
         }
         let mut result = Ok(());
         slots::for_each(|slot| {

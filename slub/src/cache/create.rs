@@ -76,6 +76,7 @@ impl Slub {
                 nodes: [const {
                     Lock::new(Node {
                         partial: PageList::new(),
+                        quiet: PageList::new(),
                     })
                 }; MAX_NODES],
             });

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::AtomicU8;
 
-use page_alloc::{PageRef, purge, topology};
+use page_alloc::{PageRef, purge, sparse, topology};
 
 use super::*;
 use crate::word::Pushed;
@@ -75,6 +75,9 @@ impl Slub {
 
     /// A free found the slab full, and made it this thread's.
     fn froze(self, head: PageRef, slot: Option<SlotRef>) {
+        if sparse::is_quiet(head) {
+            return self.freed_to_quiet(head);
+        }
         if let Some(slot) = slot
             && (topology::nodes() == 1 || slot.node() == head.node())
         {
@@ -103,7 +106,7 @@ impl Slub {
             Pushed::Done => {}
             Pushed::Froze => {
                 drop(node);
-                self.release(head, List::EMPTY);
+                self.froze(head, None);
             }
             Pushed::Empty => {
                 debug_assert_eq!(head.private[1].load(Relaxed), LISTED);

@@ -151,6 +151,12 @@ impl Buffer {
         }
     }
 
+    /// The numbers of the pages that the block lies in.
+    pub fn pages(&self) -> std::ops::RangeInclusive<usize> {
+        let at = self.block.0.as_ptr() as usize;
+        at / PAGE..=(at + self.size - 1) / PAGE
+    }
+
     /// Its size in bytes.
     pub fn size(&self) -> usize {
         self.size

@@ -156,6 +156,7 @@ const ROWS: &[RowDef] = &[
         more: &[
             ("fragment/pinned/full", "rss_per_live", "ratio"),
             ("fragment/pinned/rest", "rss_per_live", "ratio"),
+            ("fragment/pinned/floor", "rss_per_live", "ratio"),
         ],
         run: memory::pinned,
     },
