@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::ScopedJoinHandle;
 
-use page_alloc::{config, granule};
+use page_alloc::{config, granule, topology};
 
 use crate::misuse::{self, OnError};
 use crate::percpu;
@@ -423,15 +423,14 @@ pub fn churn<C: ObjectCache>() {
         }
     }
     let info = cache.info();
-    // CPUs' queues may have grown since.
+    // CPUs' queues may have grown since, and a node may have been used first since.
     let queues = if percpu::on() {
         percpu::queued(cache.id()).div_ceil(info.objects_per_slab)
     } else {
         0
     };
     assert!(
-        // The threads run on any node, each of which may come to have as many.
-        info.slabs <= (slabs + 2) * page_alloc::topology::nodes() + queues,
+        info.slabs <= (slabs + 2) * topology::nodes() + queues,
         "{} slabs, {slabs} at first, {queues} in queues",
         info.slabs
     );
