@@ -10,6 +10,7 @@
 
 use crate::aa::{self, Aa};
 use crate::compare::{self, Compare};
+use crate::figures::{self, Figures};
 use crate::pagemap::{self, PageMap};
 use crate::verdict::{self, Verdict};
 use crate::{fastpath, footprint, rivals, worker, workloads};
@@ -36,6 +37,8 @@ enum Command {
     Compare(Box<Compare>),
     /// Judge one backend against the better of its rivals, row by row, from finished runs.
     Verdict(Verdict),
+    /// Write the figures of a finished run into documents, between markers.
+    Figures(Figures),
     /// Compare a backend with itself: are the suite's differences real?
     Aa(Aa),
     /// Count the instructions of a malloc and free pair, for every allocator here.
@@ -77,6 +80,7 @@ pub fn main() -> ExitCode {
         None => compare::main(&Compare::quick()),
         Some(Command::Compare(options)) => compare::main(&options),
         Some(Command::Verdict(options)) => verdict::main(&options),
+        Some(Command::Figures(options)) => figures::main(&options),
         Some(Command::Aa(options)) => aa::main(&options),
         Some(Command::List) => {
             print(&list());

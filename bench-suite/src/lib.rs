@@ -9,7 +9,8 @@
 //! - [`runner`], [`progress`]: the rounds. [`compare_from`]: two finished runs against each other. [`verdict`]: one
 //!   backend against the better of its rivals. [`aa`]: a backend against itself.
 //! - [`table`], [`export`]: how it is shown. [`cli`], [`compare`]: the command line. [`fastpath`]: instruction counts;
-//!   [`footprint`]: memory of idle threads and small programs; [`pagemap`]: the arena, drawn.
+//!   [`footprint`]: memory of idle threads and small programs; [`pagemap`]: the arena, drawn;
+//!   [`figures`]: a run's figures in documents.
 //! - [`rivals`]: other mallocs, found and built. [`summary`]: geometric means, and ours against the best peer.
 
 pub mod aa;
@@ -20,6 +21,7 @@ pub mod compare_from;
 pub mod environment;
 pub mod export;
 pub mod fastpath;
+pub mod figures;
 pub mod floor;
 pub mod footprint;
 pub mod objects;

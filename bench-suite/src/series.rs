@@ -134,11 +134,12 @@ pub struct PageMap {
 
 impl PageMap {
     /// The letters and what they stand for.
-    pub const KINDS: [(char, &'static str); 6] = [
+    pub const KINDS: [(char, &'static str); 7] = [
         ('U', "unmovable"),
         ('M', "movable"),
         ('R', "reclaimable"),
         ('L', "large"),
+        ('H', "high atomic"),
         ('X', "mixed"),
         ('.', "free"),
     ];

@@ -93,6 +93,52 @@ pub fn columns_of<'a>(config: &'a Config, workload: &str) -> Vec<&'a str> {
     std::iter::once(base).chain(others).collect()
 }
 
+/// The change of a whole column.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// Geometric mean of the change in speed over the rows, in per cent; + is better.
+    pub percent: f64,
+    /// Rows significantly better.
+    pub better: usize,
+    /// Rows significantly worse.
+    pub worse: usize,
+}
+
+impl Table {
+    /// How a column differs from the first over all rows (times inverted); `None` where no row has both.
+    pub fn change(&self, column: usize) -> Option<Change> {
+        let cells = || {
+            let lines = self.lines.iter();
+            lines.filter_map(|line| line.cells.get(column)?.as_ref())
+        };
+        let logs: Vec<f64> = (self.lines.iter())
+            .filter_map(|line| {
+                let base = line.cells.first()?.as_ref()?.value;
+                let own = line.cells.get(column)?.as_ref()?.value;
+                let ratio = match self.better {
+                    Better::Higher => own / base,
+                    Better::Lower => base / own,
+                };
+                (ratio > 0.0 && ratio.is_finite()).then(|| ratio.ln())
+            })
+            .collect();
+        if logs.is_empty() {
+            return None;
+        }
+        let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
+        let count = |sign: f64| {
+            cells()
+                .filter(|c| c.significant && c.delta.is_some_and(|d| d * sign > 0.0))
+                .count()
+        };
+        Some(Change {
+            percent: (mean - 1.0) * 100.0,
+            better: count(1.0),
+            worse: count(-1.0),
+        })
+    }
+}
+
 /// The tables of a computed report, in the order in which its rows appear.
 pub fn tables_of(report: &Report) -> Vec<Table> {
     let config = &report.config;

@@ -5,6 +5,9 @@
 //! metric, with the exact interval that belongs to the Mann–Whitney test. Over m rows, Holm's procedure asks of the
 //! i-th most extreme row an interval at 1 - alpha / (m - i): the chance that any good row of the whole table is failed
 //! is then at most alpha.
+//!
+//! A row that stands in several files fails only when it fails in each: what one run of a machine shows alone may be
+//! that run's.
 
 use crate::cli::{bad_arguments, print};
 use crate::compare::settings::parse_percentage;
@@ -39,6 +42,10 @@ pub struct Verdict {
     #[arg(long, value_name = "PCT", allow_negative_numbers = true, value_parser = parse_percentage, default_value = "2")]
     within: f64,
 
+    /// How many per cent more peak memory than the smaller of the rivals' still passes
+    #[arg(long, value_name = "PCT", allow_negative_numbers = true, value_parser = parse_percentage, default_value = "5")]
+    rss_within: f64,
+
     /// Print the rows that fail, and the sum, only
     #[arg(long)]
     brief: bool,
@@ -47,15 +54,43 @@ pub struct Verdict {
 /// The tail probability of the whole table.
 const ALPHA: f64 = 0.05;
 
-/// What became of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What became of a row, from the best to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Judgement {
     /// Nothing shows that it is worse than allowed.
     Pass,
-    /// The whole interval is worse than allowed.
-    Fail,
     /// Too few samples: no difference, however large, could fail it.
     Undecided,
+    /// Fast enough, but its peak memory is larger than allowed.
+    Memory,
+    /// The whole interval is worse than allowed.
+    Fail,
+}
+
+impl Judgement {
+    /// As tables print it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Undecided => "undecided",
+            Self::Memory => "FAIL RSS",
+            Self::Fail => "FAIL",
+        }
+    }
+}
+
+impl Verdict {
+    /// What `bench-suite verdict` asks unless it is told otherwise, without files.
+    pub fn of_unified() -> Self {
+        Self {
+            files: Vec::new(),
+            of: "unified".to_owned(),
+            against: ["slab", "slub"].map(str::to_owned).to_vec(),
+            within: 2.0,
+            rss_within: 5.0,
+            brief: false,
+        }
+    }
 }
 
 /// One row's verdict.
@@ -77,11 +112,20 @@ pub struct Line {
     pub judgement: Judgement,
 }
 
+impl Line {
+    /// The row's workload.
+    pub fn workload(&self) -> &str {
+        self.label.split(' ').next().unwrap_or_default()
+    }
+}
+
 /// The verdict on `of` against the better of `against`, row by row; rows without all of them are left out. `within`
 /// is what may be worse, in per cent.
 pub fn judge(reports: &[Report], of: &str, against: &[String], within: f64) -> Vec<Line> {
     let limit = 1.0 + within / 100.0;
     let mut pairs: Vec<(&Row, &Row, Option<f64>)> = Vec::new();
+    // A figure of 0 is no part of a quotient.
+    let measured = |row: &Row| row.samples.iter().all(|sample| *sample > 0.0);
     for report in reports {
         for row in report.rows.iter().filter(|row| row.backend == of) {
             let rivals: Vec<&Row> = (against.iter())
@@ -90,7 +134,10 @@ pub fn judge(reports: &[Report], of: &str, against: &[String], within: f64) -> V
                     rows.find(|rival| rival.backend == *name && rival.same_measurement(row))
                 })
                 .collect();
-            if rivals.len() != against.len() {
+            if rivals.len() != against.len()
+                || !rivals.iter().all(|r| measured(r))
+                || !measured(row)
+            {
                 continue;
             }
             let rss = rivals.iter().map(|rival| rival.rss_peak_kib).min();
@@ -152,6 +199,32 @@ pub fn judge(reports: &[Report], of: &str, against: &[String], within: f64) -> V
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
+/// The verdict over several runs: a row of more than one fails only where every one of them fails it, in time or in
+/// memory. The line shown is the best for it.
+pub fn judge_all(reports: &[Report], options: &Verdict) -> Vec<Line> {
+    let mut all: Vec<Line> = Vec::new();
+    for report in reports {
+        let one = std::slice::from_ref(report);
+        let mut lines = judge(one, &options.of, &options.against, options.within);
+        for line in &mut lines {
+            let fat = line
+                .rss
+                .is_some_and(|rss| rss > 1.0 + options.rss_within / 100.0);
+            if fat && line.judgement == Judgement::Pass {
+                line.judgement = Judgement::Memory;
+            }
+        }
+        for line in lines {
+            match all.iter_mut().find(|known| known.label == line.label) {
+                None => all.push(line),
+                Some(known) if line.judgement < known.judgement => *known = line,
+                Some(_) => {}
+            }
+        }
+    }
+    all
+}
+
 /// The verdict as text.
 pub fn render(lines: &[Line], options: &Verdict) -> String {
     let of = column_head(&options.of);
@@ -177,12 +250,7 @@ pub fn render(lines: &[Line], options: &Verdict) -> String {
             ),
             quotient(line.rss),
             crate::table::format_share(line.share),
-            match line.judgement {
-                Judgement::Pass => "pass",
-                Judgement::Fail => "FAIL",
-                Judgement::Undecided => "undecided",
-            }
-            .to_owned(),
+            line.judgement.name().to_owned(),
         ]);
     }
     let count = |judgement| lines.iter().filter(|l| l.judgement == judgement).count();
@@ -190,14 +258,17 @@ pub fn render(lines: &[Line], options: &Verdict) -> String {
         "{of} against the better of {}, row by row\n{}\
          cost: {of}'s time over the rival's (rates inverted), 1 is equal, more is worse. interval: exact, {} % over \
          all {} rows\ntogether (Holm). FAIL: all of it above {:.2}. peak RSS: over the smaller of the rivals'. alloc: \
-         {of}'s share of the row's time.\n{} pass, {} fail, {} undecided\n",
+         {of}'s share of the row's time. FAIL RSS: above {:.2}. A row in several files fails only if each fails it.\n\
+         {} pass, {} fail, {} fail by memory, {} undecided\n",
         options.against.join(", "),
         align(&grid),
         100.0 * (1.0 - ALPHA),
         lines.len(),
         1.0 + options.within / 100.0,
+        1.0 + options.rss_within / 100.0,
         count(Judgement::Pass),
         count(Judgement::Fail),
+        count(Judgement::Memory),
         count(Judgement::Undecided)
     )
 }
@@ -217,7 +288,7 @@ pub fn main(options: &Verdict) -> ExitCode {
     if options.against.contains(&options.of) {
         return bad_arguments(&format!("--against: '{}' is judged itself", options.of));
     }
-    let lines = judge(&reports, &options.of, &options.against, options.within);
+    let lines = judge_all(&reports, options);
     if lines.is_empty() {
         let names: Vec<&str> = (reports.iter())
             .flat_map(|report| report.config.backends.iter().map(String::as_str))
@@ -238,7 +309,8 @@ pub fn main(options: &Verdict) -> ExitCode {
             shift::rounds_needed(ALPHA / lines.len() as f64)
         );
     }
-    match (has(Judgement::Fail), has(Judgement::Undecided)) {
+    let fails = has(Judgement::Fail) || has(Judgement::Memory);
+    match (fails, has(Judgement::Undecided)) {
         (true, _) => ExitCode::from(3),
         (false, true) => ExitCode::from(1),
         (false, false) => ExitCode::SUCCESS,

@@ -102,6 +102,15 @@ fn order5_prints_the_table_of_2005() {
     assert!(at("\nStandard\n     Average          Max") < at("\nModified\n"));
     assert!(at("\nModified\n") < at("\nFailures\nStandard\n"));
     assert!(text.contains("Modified / Standard: "));
+    // A map of the 32 blocks for each: placement keeps more of them apart.
+    let maps = report["pagemaps"].as_array().unwrap();
+    let mixed = |backend: &str| {
+        let map = maps.iter().find(|map| map["backend"] == backend).unwrap();
+        let kinds = map["kinds"].as_str().unwrap();
+        assert_eq!(kinds.len(), 32);
+        kinds.matches('X').count()
+    };
+    assert!(mixed("placement") < mixed("plain"));
     let latencies = &report["latencies"].as_array().unwrap()[0];
     for round in 0..2 {
         let served = latencies["served"][round].as_array().unwrap().len();
@@ -264,7 +273,7 @@ fn a_map_of_a_running_workload_shows_its_fullest_moment() {
     let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
     assert!(text.starts_with("page_test order0/"), "{text}");
     assert!(text.lines().nth(1).unwrap().contains('M'), "{text}");
-    let error = bench(&temp(), "pagemap highalloc -- -m 16")
+    let error = bench(&temp(), "pagemap highalloc -- -m 16 -s 1,2")
         .assert()
         .code(1);
     let error = String::from_utf8(error.get_output().stderr.clone()).unwrap();

@@ -279,15 +279,33 @@ fn verdict_on_the_command_line() {
     );
     let (status, text, _) = bench(&directory, "verdict good.json");
     assert_eq!(status, 0, "{text}");
-    assert!(text.contains("6 pass, 0 fail, 0 undecided"), "{text}");
-    let (status, text, _) = bench(&directory, "verdict bad.json good.json --brief");
-    assert_eq!(status, 3, "{text}");
-    assert!(text.contains("8 pass, 1 fail, 0 undecided"), "{text}");
-    assert_eq!(
-        text.matches("FAIL").count(),
-        2,
-        "the row and the legend: {text}"
+    assert!(
+        text.contains("6 pass, 0 fail, 0 fail by memory, 0 undecided"),
+        "{text}"
     );
+    save(
+        &planted(&[1.0, 1.2, 1.0], 10, 4),
+        &directory.path().join("bad2.json"),
+    );
+    // What one of two runs fails, the other forgives; what both fail, fails.
+    let (status, text, _) = bench(&directory, "verdict bad.json good.json --brief");
+    assert_eq!(status, 0, "{text}");
+    assert!(text.contains("6 pass, 0 fail"), "{text}");
+    let (status, text, _) = bench(&directory, "verdict bad.json bad2.json --brief");
+    assert_eq!(status, 3, "{text}");
+    assert!(text.contains("2 pass, 1 fail, 0 fail by memory"), "{text}");
+    let failed = text.lines().filter(|line| line.ends_with("FAIL")).count();
+    assert_eq!(failed, 1, "{text}");
+    let mut fat = planted(&[1.0; 3], 10, 5);
+    for row in fat.rows.iter_mut().filter(|row| row.backend == "unified") {
+        row.rss_peak_kib = 2120;
+    }
+    save(&fat, &directory.path().join("fat.json"));
+    let (status, text, _) = bench(&directory, "verdict fat.json");
+    assert_eq!(status, 3, "{text}");
+    assert!(text.contains("0 pass, 0 fail, 3 fail by memory"), "{text}");
+    assert_eq!(bench(&directory, "verdict fat.json --rss-within 7").0, 0);
+    assert_eq!(bench(&directory, "verdict fat.json good.json").0, 0);
     let (status, _, error) = bench(&directory, "verdict few.json");
     assert_eq!(status, 1);
     assert!(error.contains("--runs 7"), "{error}");

@@ -2,11 +2,14 @@
 
 use super::plot::{self, bars, blocks, distribution, lines, memory, push};
 use super::reading;
+use crate::preload::Route;
 use crate::report::{Report, Row, outlier_notes};
+use crate::summary;
 use crate::table::{
     LOW_SHARE, SHARE_LEGEND, Table, column_backends, column_head, columns_of, format_share,
     shares_of, tables_of,
 };
+use crate::workloads;
 
 const STYLE: &str = include_str!("report.css");
 /// Longer tables keep their bars folded away where lines show the same.
@@ -93,12 +96,26 @@ fn header(page: &mut String, report: &Report, workloads: &[&str]) {
         facts.push(format!("workload options: {}", config.args.join(" ")));
     }
     facts.extend(report.notes.iter().cloned());
-    facts.extend(outlier_notes(report));
     page.push_str("<details class=\"environment\" open><summary>Machine and run</summary><ul>\n");
     for fact in &facts {
         push(page, format_args!("<li>{}</li>\n", escape(fact)));
     }
-    page.push_str("</ul></details>\n<nav><ul>\n");
+    page.push_str("</ul></details>\n");
+    let outliers = outlier_notes(report);
+    if !outliers.is_empty() {
+        push(
+            page,
+            format_args!(
+                "<details class=\"environment\"><summary>Outliers, in {} workloads</summary><ul>\n",
+                outliers.len()
+            ),
+        );
+        for note in &outliers {
+            push(page, format_args!("<li>{}</li>\n", escape(note)));
+        }
+        page.push_str("</ul></details>\n");
+    }
+    page.push_str("<nav><ul>\n");
     for workload in workloads {
         push(
             page,
@@ -116,85 +133,76 @@ fn id(workload: &str) -> String {
     format!("w-{}", reading::anchor(workload))
 }
 
-/// The whole report in one table: the mean change of each column over the rows of each table.
+/// The whole report in one table for each set of columns: the mean change of each over the rows of each metric.
 fn glance(page: &mut String, report: &Report, tables: &[Table]) {
-    let Some(base) = tables[0].columns.first() else {
-        return;
-    };
-    if tables[0].columns.len() < 2 {
+    let mut sets: Vec<(&[String], Vec<&Table>)> = Vec::new();
+    for table in tables.iter().filter(|table| table.columns.len() > 1) {
+        match sets
+            .iter_mut()
+            .find(|(columns, _)| *columns == table.columns)
+        {
+            Some((_, tables)) => tables.push(table),
+            None => sets.push((&table.columns, vec![table])),
+        }
+    }
+    if sets.is_empty() {
         return;
     }
-    page.push_str("<section id=\"glance\">\n<h2>At a glance</h2>\n<div class=\"scroll\"><table>\n<thead><tr><th></th>");
-    for column in &tables[0].columns[1..] {
-        push(page, format_args!("<th>{}</th>", escape(column)));
-    }
-    page.push_str("<th>rows</th></tr></thead>\n<tbody>\n");
-    for table in tables {
+    page.push_str("<section id=\"glance\">\n<h2>At a glance</h2>\n");
+    for (columns, tables) in &sets {
+        page.push_str("<div class=\"scroll\"><table>\n<thead><tr><th></th>");
+        for column in &columns[1..] {
+            push(page, format_args!("<th>{}</th>", escape(column)));
+        }
+        page.push_str("<th>rows</th></tr></thead>\n<tbody>\n");
+        for table in tables {
+            glance_line(page, table);
+        }
         push(
             page,
             format_args!(
-                "<tr><th><a href=\"#{}\">{} {}</a></th>",
-                id(&table.workload),
-                escape(&table.workload),
-                escape(&table.metric)
+                "</tbody>\n</table></div>\n<p class=\"legend\">Geometric mean, over the rows, of the change from {} in speed (times inverted): + is better. ▲ ▼: rows significantly better and worse.{}</p>\n",
+                escape(&columns[0]),
+                if report.interrupted {
+                    " Unfinished run."
+                } else {
+                    ""
+                }
             ),
         );
-        for column in 1..table.columns.len() {
-            let cells = || {
-                table
-                    .lines
-                    .iter()
-                    .filter_map(|line| line.cells.get(column)?.as_ref())
-            };
-            let logs: Vec<f64> = (table.lines.iter())
-                .filter_map(|line| {
-                    let base = line.cells.first()?.as_ref()?.value;
-                    let own = line.cells.get(column)?.as_ref()?.value;
-                    let ratio = match table.better {
-                        crate::stats::Better::Higher => own / base,
-                        crate::stats::Better::Lower => base / own,
-                    };
-                    (ratio > 0.0 && ratio.is_finite()).then(|| ratio.ln())
-                })
-                .collect();
-            if logs.is_empty() {
-                page.push_str("<td>-</td>");
-                continue;
-            }
-            let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
-            let better = cells()
-                .filter(|c| c.significant && c.delta.is_some_and(|d| d > 0.0))
-                .count();
-            let worse = cells()
-                .filter(|c| c.significant && c.delta.is_some_and(|d| d < 0.0))
-                .count();
-            let class = match (better, worse) {
-                (b, w) if b > w && mean > 1.0 => " class=\"up\"",
-                (b, w) if w > b && mean < 1.0 => " class=\"down\"",
-                _ => "",
-            };
-            push(
-                page,
-                format_args!(
-                    "<td{class}>{:+.1}% <small>{better}▲ {worse}▼</small></td>",
-                    (mean - 1.0) * 100.0
-                ),
-            );
-        }
-        push(page, format_args!("<td>{}</td></tr>\n", table.lines.len()));
     }
+    page.push_str("</section>\n");
+}
+
+fn glance_line(page: &mut String, table: &Table) {
     push(
         page,
         format_args!(
-            "</tbody>\n</table></div>\n<p class=\"legend\">Geometric mean, over the rows, of the change from {} in speed (times inverted): + is better. ▲ ▼: rows significantly better and worse.{}</p>\n</section>\n",
-            escape(base),
-            if report.interrupted {
-                " Unfinished run."
-            } else {
-                ""
-            }
+            "<tr><th><a href=\"#{}\">{} {}</a></th>",
+            id(&table.workload),
+            escape(&table.workload),
+            escape(&table.metric)
         ),
     );
+    for column in 1..table.columns.len() {
+        let Some(change) = table.change(column) else {
+            page.push_str("<td>-</td>");
+            continue;
+        };
+        let class = match (change.better, change.worse) {
+            (b, w) if b > w && change.percent > 0.0 => " class=\"up\"",
+            (b, w) if w > b && change.percent < 0.0 => " class=\"down\"",
+            _ => "",
+        };
+        push(
+            page,
+            format_args!(
+                "<td{class}>{:+.1}% <small>{}▲ {}▼</small></td>",
+                change.percent, change.better, change.worse
+            ),
+        );
+    }
+    push(page, format_args!("<td>{}</td></tr>\n", table.lines.len()));
 }
 
 /// Everything about one workload.
@@ -212,11 +220,39 @@ fn section(page: &mut String, report: &Report, workload: &str, tables: &[&Table]
     for table in tables {
         one_table(page, report, table);
     }
+    original(page, report, workload);
     distributions(page, report, tables);
     memory_over_time(page, report, workload);
     memory_table(page, report, workload);
     page_maps(page, report, workload);
     page.push_str("</section>\n");
+}
+
+/// What stands under a workload's tables on the terminal: the tables of its original, and the summary of mallocs.
+fn original(page: &mut String, report: &Report, workload: &str) {
+    // Nothing is known of a workload that an old file names.
+    let Ok(found) = workloads::find(workload) else {
+        return;
+    };
+    let mut texts: Vec<(&str, String)> = Vec::new();
+    texts.extend(
+        found
+            .appendix(report)
+            .map(|text| ("As the original prints it", text)),
+    );
+    if found.route() != Route::Caches {
+        texts.push(("Ratios and peers", summary::render(report, workload)));
+    }
+    for (title, text) in texts {
+        push(
+            page,
+            format_args!(
+                "<h3>{title} <a class=\"read\" href=\"#{}\">how to read it</a></h3>\n<pre tabindex=\"0\">{}</pre>\n",
+                reading::anchor(workload),
+                escape(&text)
+            ),
+        );
+    }
 }
 
 /// The rows of a table, in the order of its columns.

@@ -35,7 +35,8 @@ pub fn render(report: &Report) -> String {
     text
 }
 
-fn render_table(table: &Table) -> String {
+/// One table.
+pub fn render_table(table: &Table) -> String {
     let mut text = format!("## {}\n\n", escape(&table.title()));
     let wide = table
         .lines
@@ -68,7 +69,8 @@ fn render_table(table: &Table) -> String {
     text
 }
 
-fn escape(text: &str) -> String {
+/// Text as Markdown shows it verbatim.
+pub fn escape(text: &str) -> String {
     text.replace('\\', "\\\\")
         .replace('|', "\\|")
         .replace('*', "\\*")

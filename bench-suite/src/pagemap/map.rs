@@ -1,5 +1,6 @@
 //! A snapshot of every pageblock, and its text.
 
+use crate::series::PageMap;
 use page_alloc::{MIGRATETYPES, Migratetype, PAGEBLOCK_PAGES, stats};
 use serde::Serialize;
 
@@ -83,6 +84,26 @@ impl Map {
             });
         });
         Self { title, blocks }
+    }
+
+    /// The map as a report keeps it, a kind a block; `None` without blocks.
+    pub fn for_report(&self) -> Option<PageMap> {
+        let kind = |block: &Block| match block.main_type() {
+            None => '.',
+            Some(_) if block.is_mixed() => 'X',
+            Some(mt) => initial(mt).to_ascii_uppercase(),
+        };
+        (!self.blocks.is_empty()).then(|| PageMap {
+            row: self.title.clone(),
+            pages_per_block: PAGEBLOCK_PAGES as u32,
+            kinds: self.blocks.iter().map(kind).collect(),
+            used: self
+                .blocks
+                .iter()
+                .map(|block| block.used() as u32)
+                .collect(),
+            ..PageMap::default()
+        })
     }
 
     /// Pages in use.

@@ -75,6 +75,7 @@ fn class(kind: char) -> &'static str {
         'M' => "kM",
         'R' => "kR",
         'L' => "kL",
+        'H' => "kH",
         'X' => "kX",
         _ => "kF",
     }

@@ -65,13 +65,24 @@ pub fn plots<'a>(
             y: Scale::fitting(values),
             x_ticks: points.iter().map(|(x, _)| (*x, tick(*x))).collect(),
             y_ticks: Vec::new(),
-            x_title: "the number in the row's name",
+            x_title: scale_of(&table.workload),
             y_title: &table.unit,
             markers: true,
         };
         plots.push((title, chart.render(&series)));
     }
     plots
+}
+
+/// What the number in a workload's rows counts.
+fn scale_of(workload: &str) -> &'static str {
+    match workload {
+        "hackbench" => "groups of 40 threads",
+        "netperf" => "bytes of payload",
+        "slab-micro" | "colour" => "bytes of an object",
+        "sysbench" => "threads",
+        _ => "the number in the row's name",
+    }
 }
 
 fn tick(number: f64) -> String {

@@ -17,6 +17,7 @@ use super::ranges::{percentile, render};
 use super::ticks::ticks;
 use super::{ARENA_MIB, Held, Migratetype, Order, PageRun, dispatch, is_page_backend};
 use crate::report::{Latencies, Report};
+use crate::series::Histogram;
 use crate::stats::{self, Better};
 use crate::workloads::{Job, Measurement, Options, Outcome, RowSpec, Workload, args, pin};
 
@@ -123,8 +124,13 @@ impl PageRun for Order5 {
         let order = Order::new(ORDER).ok_or("no order 5")?;
         let ground = Box::leak(Box::new(Ground::new(backend, settings.arena_mib << 20)));
         let mut load = Load::new(ground, settings.params)?;
+        let (start, first) = (std::time::Instant::now(), ticks());
         load.age();
         load.rest();
+        let passed = ticks().wrapping_sub(first).max(1) as f64;
+        let ns_per_tick = start.elapsed().as_nanos() as f64 / passed;
+        // Aged and at rest; nothing for allocators other than page-alloc.
+        let map = crate::pagemap::Map::take(JOB.to_owned()).for_report();
         let mut hand: Vec<Held<B>> = Vec::with_capacity(settings.allocations);
         let (mut served, mut failed) = (Vec::with_capacity(settings.allocations), Vec::new());
         for _ in 0..settings.allocations {
@@ -169,6 +175,13 @@ impl PageRun for Order5 {
         }
         push("max", "cycles", percentile(&sorted, 1000) as f64);
         push("failures", "failures", failed.len() as f64);
+        let mut histogram = Histogram::new();
+        let ns = |took: &u64| (*took as f64 * ns_per_tick) as u64;
+        served.iter().map(ns).for_each(|ns| histogram.record(ns));
+        outcome
+            .histograms
+            .insert("avg".to_owned(), histogram.trimmed());
+        outcome.pagemaps.extend(map);
         outcome.latencies = served;
         outcome.failed_latencies = failed;
         Ok(outcome)
