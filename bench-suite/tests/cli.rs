@@ -65,7 +65,7 @@ fn bad_arguments_are_named_in_one_line() {
         "compare --backends slab,slob",
         &[
             "'slob'",
-            "slab, slub, unified, each also with :plain (placement off), system, so:PATH",
+            "slab, slub, unified, each also with :plain (placement off), unified:v4 (the design of 2010), system, so:PATH",
         ],
     );
     assert_bad(
