@@ -56,9 +56,16 @@ pub fn aborts() -> u64 {
 /// again, the slot is the caller's until [`resume`]. The slot's address; `None` when
 /// there was none to stop, or the sections could not be restarted.
 pub fn stop<W: Word>(entry: &W, restart: impl FnOnce() -> bool) -> Option<u64> {
-    let slot = entry.swap(0, Ordering::AcqRel);
-    if slot == 0 {
-        return None;
+    // Only what was open is written to: of two that stop, the second changes nothing.
+    let mut slot = entry.load(Ordering::Relaxed);
+    loop {
+        if slot == 0 {
+            return None;
+        }
+        match entry.compare_exchange_weak(slot, 0, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(now) => slot = now,
+        }
     }
     if !restart() {
         resume(entry, slot);
