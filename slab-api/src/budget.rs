@@ -7,12 +7,13 @@
 //! wait, would otherwise keep in each what only one can use. A thread's slot is the
 //! thread's alone, so the thread itself sees to it: every few natural slow paths it adds
 //! up what its slot holds, and when that is too much, queues give up all they have, in
-//! turn, until half of the budget is left. (Slots that are CPUs have budgets of their
+//! turn, until half of the budget is left. Looks that find nothing to do come half
+//! as often each time. (Slots that are CPUs have budgets of their
 //! own: [`crate::percpu`].)
 
 #![deny(unsafe_code)]
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use page_alloc::pcp;
 
@@ -24,8 +25,10 @@ const TOTAL: usize = 2 << 20;
 const LEAST: usize = 16 << 10;
 /// Bytes that a slot may hold at most.
 const MOST: usize = 512 << 10;
-/// Slow paths from one look to the next.
-const EVERY: u32 = 8;
+/// Slow paths from one look to the next, at least.
+const EVERY: u16 = 8;
+/// How often that may double while looks find nothing to do.
+const MOST_SHIFT: u16 = 5;
 
 static TRIMS: AtomicU64 = AtomicU64::new(0);
 
@@ -44,7 +47,9 @@ pub fn of(slots: usize) -> usize {
 #[repr(C)]
 pub struct Ledger {
     /// Slow paths since the last look.
-    passed: AtomicU32,
+    passed: AtomicU16,
+    /// log2 of what [`EVERY`] is multiplied with.
+    shift: AtomicU16,
     /// The cache that gave up last.
     hand: AtomicU32,
 }
@@ -54,8 +59,16 @@ impl Ledger {
     #[inline]
     pub fn is_due(&self) -> bool {
         let passed = self.passed.load(Relaxed) + 1;
-        self.passed.store(passed % EVERY, Relaxed);
-        passed >= EVERY
+        let due = passed >= EVERY << self.shift.load(Relaxed);
+        self.passed.store(if due { 0 } else { passed }, Relaxed);
+        due
+    }
+
+    /// Notes what a look found: nothing to give up (`rest`), or something.
+    fn found(&self, rest: bool) {
+        let shift = self.shift.load(Relaxed) + 1;
+        let shift = if rest { shift.min(MOST_SHIFT) } else { 0 };
+        self.shift.store(shift, Relaxed);
     }
 
     /// Sees to it that the calling thread's slot keeps to `budget` bytes. `held` says
@@ -75,6 +88,7 @@ impl Ledger {
         };
         let mut sum = 0;
         registry::for_each(|head| sum += held(head));
+        let mut rest = true;
         if sum > budget {
             let last = registry::highest();
             for _ in 0..last {
@@ -86,6 +100,7 @@ impl Ledger {
                 let bytes = held(head);
                 if bytes > 0 {
                     give_up(head);
+                    rest = false;
                     TRIMS.fetch_add(1, Relaxed);
                     sum -= bytes.min(sum);
                 }
@@ -94,6 +109,7 @@ impl Ledger {
                 }
             }
         }
+        self.found(rest);
         pcp::trim_current(budget);
     }
 }
@@ -115,5 +131,10 @@ mod tests {
         let ledger = Ledger::default();
         let due = (0..EVERY * 3).filter(|_| ledger.is_due()).count();
         assert_eq!(due, 3);
+        (0..20).for_each(|_| ledger.found(true));
+        let due = (0..u32::from(EVERY) << (MOST_SHIFT + 1)).filter(|_| ledger.is_due());
+        assert_eq!(due.count(), 2);
+        ledger.found(false);
+        assert_eq!((0..EVERY).filter(|_| ledger.is_due()).count(), 1);
     }
 }

@@ -303,7 +303,12 @@ impl Slub {
         match self.any_slab(slot.node(), Some(slot)) {
             Some((head, list, fresh)) => {
                 cold.note_use(head, fresh);
-                self.open(slot, head, list)
+                let p = self.open(slot, head, list);
+                // Only so does the slot come to hold more.
+                if slot.ledger().is_due() {
+                    self.keep_budget(slot);
+                }
+                p
             }
             None => ptr::null_mut(),
         }

@@ -39,21 +39,17 @@ impl ObjectCache for Slub {
     #[inline(never)]
     fn alloc_slow(self) -> *mut u8 {
         let id = self.id();
-        if percpu::on() {
-            return percpu::alloc(&self.0.head);
-        }
         purge::tick();
         let p = match SlotRef::get() {
             Some(slot) => {
                 // An armed slot's list may well have objects: `refill` sees to both.
                 let natural = slot.hot(id).list().is_empty();
                 let p = self.refill(slot);
-                if natural && slot.ledger().is_due() {
-                    self.keep_budget(slot);
-                }
                 slots::settle(natural);
                 p
             }
+            // No thread has a slot then.
+            None if percpu::on() => return percpu::alloc(&self.0.head),
             None => self.take_one(),
         };
         if !p.is_null() {
