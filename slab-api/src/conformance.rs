@@ -511,3 +511,31 @@ pub fn shrink_gives_back<C: ObjectCache>() {
     );
     end(cache);
 }
+
+/// The suite with CPUs for slots; then on CPUs without slots, where every operation takes
+/// the locked paths. Skipped, with a word, where there are no restartable sequences.
+///
+/// # Panics
+/// When the backend does not conform, or the paths that are meant were not taken.
+pub fn run_on_cpus<C: ObjectCache>() {
+    if let Err(why) = percpu::start() {
+        assert!(std::env::var_os("CI").is_none(), "{why}");
+        println!("skipped: {why}");
+        return;
+    }
+    run::<C>();
+    let counts = percpu::counts();
+    assert!(counts.refills > 0 && counts.flushes > 0, "{counts:?}");
+    assert!(
+        counts.trims > 0 || page_alloc::cpu::stops() > 0,
+        "caches were ended: {counts:?}"
+    );
+    let bypasses = counts.bypasses;
+    page_alloc::cpu::set_cpus(0);
+    run::<C>();
+    assert!(
+        percpu::counts().bypasses > bypasses + 1000,
+        "{:?}",
+        percpu::counts()
+    );
+}
