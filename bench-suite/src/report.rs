@@ -119,7 +119,8 @@ pub struct Row {
     /// Median over the rounds of the worker's largest resident set.
     #[serde(default)]
     pub rss_peak_kib: u64,
-    /// Median over the rounds of the worker's resident set after everything was freed.
+    /// The worker's resident set after everything was freed and a rest, in the first round; 0
+    /// where none was taken.
     #[serde(default)]
     pub rss_rest_kib: u64,
     /// Objects that went through the backend, as a mean of the samples (rows of one job share them).

@@ -6,7 +6,7 @@
 use crate::workloads::{self, Options, Outcome};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What the runner tells a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,9 +25,19 @@ pub struct Order {
     /// Drawn anew for each worker from the run's seed.
     #[serde(default)]
     pub seed: u64,
+    /// The resting set of this sample counts: let the program rest before it is read.
+    #[serde(default)]
+    pub rest: bool,
 }
 
 static SEED: AtomicU64 = AtomicU64::new(0);
+
+static RESTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether this worker's sample is one that rests before its resting set is read.
+pub fn rests() -> bool {
+    RESTS.load(Ordering::Relaxed)
+}
 
 /// The seed of this worker's only sample: another in every round, and the same when a run is repeated with `--seed`.
 pub fn seed() -> u64 {
@@ -52,6 +62,7 @@ pub fn main(order: &str) -> Result<(), String> {
     let order: Order =
         serde_json::from_str(order).map_err(|e| format!("worker: bad order: {e}"))?;
     SEED.store(order.seed, Ordering::Relaxed);
+    RESTS.store(order.rest, Ordering::Relaxed);
     if let Some(library) = &order.preload {
         check_preloaded(library)?;
     }

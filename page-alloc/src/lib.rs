@@ -72,7 +72,8 @@ pub use list::{Linked, Links, List};
 pub use owner::{BlockRange, OwnerId, PageOwner};
 pub use page::{Page, PageKind, PageList, PageRef};
 pub use run::{
-    Run, alloc_run, extend_run, free_empty_run, free_run, run_pages, shrink_run, stale_ranges,
+    Run, alloc_run, alloc_run_with_room, extend_run, free_empty_run, free_run, run_pages,
+    shrink_run, stale_ranges,
 };
 pub use types::{
     GRANULE, GRANULE_SHIFT, MAX_ORDER, MIGRATETYPES, Migratetype, ORDERS, Order, PAGE_SHIFT,

@@ -5,7 +5,8 @@
 //! back. It takes no more than what *nobody needed* since its last look (the low
 //! mark of idle pages), so a program that frees and takes the same memory
 //! again and again pays nothing. Whole blocks go first, then chunks of 64 KiB and
-//! up; smaller ones only on [`trim`].
+//! up; smaller ones only on [`trim`], and when a fresh block is begun although a sixteenth
+//! of the heap is idle.
 //!
 //! There is no thread behind it: slow paths call [`tick`]. For threads that take
 //! only fast paths, [`pending`] tells the backends to arm their slots; a program
@@ -16,7 +17,7 @@
 //! or khugepaged would fill it again; when all of it is free it is admitted again.
 
 use core::sync::atomic::{
-    AtomicPtr, AtomicU64,
+    AtomicBool, AtomicPtr, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -35,6 +36,8 @@ const KEEP: usize = 128;
 /// The smallest order that the timer gives back.
 const TIMER_ORDER: u8 = 4;
 const BATCH: usize = 16;
+/// Idle pages below which a heap that grows is not searched for more.
+const LEAST_FRAGMENTS: usize = 2048;
 /// log2 of the granule map's bytes for a page.
 const MAP_SHIFT: usize = PAGE_SHIFT - GRANULE_SHIFT;
 
@@ -47,6 +50,8 @@ static PURGER: Lock<()> = Lock::new(());
 /// Blocks excluded from huge pages at a time: each may split a mapping in three.
 static EXCLUDED: AtomicU64 = AtomicU64::new(0);
 const MAX_EXCLUDED: u64 = 2048;
+/// A fresh block was begun although much is idle: the next look takes the smallest pieces too.
+static FRAGMENTED: AtomicBool = AtomicBool::new(false);
 
 /// Whether freed memory waits for its delay.
 #[inline]
@@ -97,6 +102,19 @@ fn start(zone: &mut zone::ZoneInner) {
     }
 }
 
+/// Notes that a zone begins a block without memory. When much of what it has is idle all the same, in
+/// pieces too small for what it needs, the next look is due at once and takes them all.
+pub(crate) fn note_growth(zone: &mut zone::ZoneInner) {
+    let much = (arena::committed_bytes() >> PAGE_SHIFT) / 16;
+    if zone.idle_pages() < much.max(LEAST_FRAGMENTS) || config::purge_ms().is_none() {
+        return;
+    }
+    FRAGMENTED.store(true, Relaxed);
+    if DEADLINE.swap(1, Relaxed) == 0 {
+        notify();
+    }
+}
+
 /// Gives back what is due. Called from slow paths: one load when nothing waits.
 #[inline]
 pub fn tick() {
@@ -121,13 +139,16 @@ fn look() {
     // Threads that are idle would keep what they hold.
     pcp::drain_all();
     let mut again = false;
+    let fragmented = FRAGMENTED.swap(false, Relaxed);
     for (node, zone) in zone::zones().iter().enumerate() {
         let due = {
             let mut zone = zone.lock();
             zone.merge_recent();
             zone.idle_low.saturating_sub(KEEP)
         };
-        let given = if due > 0 {
+        let given = if fragmented {
+            purge_parts(zone, node, usize::MAX, 0)
+        } else if due > 0 {
             purge_zone(zone, node, due, TIMER_ORDER)
         } else {
             0
@@ -214,6 +235,12 @@ fn purge_zone(zone: &Zone, node: usize, most: usize, least_order: u8) -> usize {
             Ok(pages) => done += pages,
         }
     }
+    done + purge_parts(zone, node, most - done.min(most), least_order)
+}
+
+/// The second half of [`purge_zone`].
+fn purge_parts(zone: &Zone, node: usize, most: usize, least_order: u8) -> usize {
+    let mut done = 0;
     arena::for_each_block_of(node, |frame| {
         let block = frame.arena.block(frame.index);
         if done >= most || block.idle() == 0 {

@@ -50,6 +50,23 @@ pub fn alloc_run(pages: usize, align: usize, mt: Migratetype) -> Option<Run> {
         .or_else(|| take_anywhere(node, pages, align, mt))
 }
 
+/// Takes a run of `pages` pages that can grow to `room` of them where it is. `None` when
+/// that would take fresh memory.
+pub fn alloc_run_with_room(pages: usize, room: usize, mt: Migratetype) -> Option<Run> {
+    if pages == 0 || room < pages || room > MOST_PAGES {
+        return None;
+    }
+    let node = topology::current_node();
+    let mut zone = zone::zones()[node].lock();
+    if !zone.has_room(node, room, mt) {
+        return None;
+    }
+    let (frame, dirty) = zone.take_run(node, room, mt)?;
+    let (end, whole) = (frame.index + pages, frame.index + room);
+    zone.buddy.put(frame.arena, end, whole, None);
+    Some(finish(&mut zone, frame, pages, mt, !dirty))
+}
+
 /// Cuts an aligned run out of a longer one.
 fn cut(page: PageRef, pages: usize, align: usize) -> Run {
     let frame = arena::frame_of(page);
@@ -234,10 +251,11 @@ pub fn extend_run(page: PageRef, pages: usize) -> bool {
     let mut free = zone.free_behind(end, extra, false);
     if !free {
         zone.merge_recent();
-        // A run that grows by much had better move to where memory lies idle than take
-        // fresh memory each time: vectors that double, one after the other, would climb.
+        // A run had better move to where memory lies idle than take fresh memory: vectors
+        // that grow, one after the other, would climb. Where it can double there, it moves
+        // so few times that this costs no more than a copy of each byte.
         let node = frame.arena.node_of(frame.index);
-        let idle = extra >= have / 2 && zone.has_room(node, pages, mt);
+        let idle = zone.has_room(node, pages.max(2 * have), mt);
         free = zone.free_behind(end, extra, !idle);
     }
     if !free {

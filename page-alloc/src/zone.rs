@@ -313,9 +313,17 @@ impl ZoneInner {
         if (effort == Effort::Easy || order == PAGEBLOCK_ORDER) && self.is_reserve() {
             return None;
         }
-        let found = self.buddy.claim_whole(1 << order, tag(mt))?;
+        self.claim_whole(1 << order, mt)
+    }
+
+    /// Gives a wholly free block the type and takes its first `pages` pages.
+    fn claim_whole(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
+        let (frame, dirty) = self.buddy.claim_whole(pages, tag(mt))?;
         self.counters.claims_whole += 1;
-        Some(found)
+        if !dirty {
+            purge::note_growth(self);
+        }
+        Some((frame, dirty))
     }
 
     /// Whether the whole blocks that there are should be left to other types: the last

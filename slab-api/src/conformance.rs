@@ -8,6 +8,7 @@
 //! ```text
 //!   conformance.rs        one cache: layout, content, bulk, constructors, misuse, limits
 //!   conformance/edges.rs  many caches, threads that exit, refusals of the kernel
+//!   conformance/growth.rs a heap that grows, and what idles in it (a process of its own)
 //!   conformance/heap.rs   Heap: malloc's operations
 //!   conformance/quiet.rs  Heap after a churn and a trim
 //! ```
@@ -24,10 +25,12 @@ use crate::percpu;
 use crate::{CacheDesc, CacheError, DestroyError, MAX_OBJECT, ObjectCache};
 
 mod edges;
+mod growth;
 mod heap;
 mod quiet;
 
 pub use edges::*;
+pub use growth::*;
 pub use heap::*;
 pub use quiet::*;
 

@@ -7,8 +7,9 @@ use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use page_alloc::{
-    Migratetype, PAGE_SHIFT, PAGE_SIZE, PageKind, PageRef, alloc_run, extend_run, free_empty_run,
-    free_run, granule, os, page_of, run_pages, shrink_run, stale_ranges,
+    Migratetype, PAGE_SHIFT, PAGE_SIZE, PageKind, PageRef, Run, alloc_run, alloc_run_with_room,
+    extend_run, free_empty_run, free_run, granule, os, page_of, run_pages, shrink_run,
+    stale_ranges,
 };
 
 use crate::misuse;
@@ -58,8 +59,8 @@ pub fn alloc(bytes: usize, align: usize, zero: bool) -> *mut u8 {
     let Some(run) = alloc_run(pages(bytes).max(1), align, Migratetype::Large) else {
         return ptr::null_mut();
     };
-    let p = run.page.address();
     if zero && !run.zeroed {
+        let p = run.page.address();
         let mut stretch = (0, 0);
         for (from, to) in stale_ranges(run.page) {
             if from == stretch.1 {
@@ -73,6 +74,12 @@ pub fn alloc(bytes: usize, align: usize, zero: bool) -> *mut u8 {
         // SAFETY: as above.
         unsafe { clear(p, stretch) };
     }
+    hand_out(run)
+}
+
+/// Marks a run as a large object and counts it.
+fn hand_out(run: Run) -> *mut u8 {
+    let p = run.page.address();
     LIVE_BYTES.fetch_add((run_pages(run.page) << PAGE_SHIFT) as u64, Relaxed);
     // SAFETY: the run lies in an arena.
     unsafe { granule::cell_of_object(p) }.store(granule::LARGE, Relaxed);
@@ -137,7 +144,12 @@ pub unsafe fn realloc(p: *mut u8, bytes: usize) -> *mut u8 {
         return p;
     }
     let old = have << PAGE_SHIFT;
-    let new = alloc(bytes, PAGE_SIZE, false);
+    // What grows once grows again: where it can do so in place, if there is such a place.
+    let roomy = alloc_run_with_room(want, want.max(2 * have), Migratetype::Large);
+    let new = match roomy {
+        Some(run) => hand_out(run),
+        None => alloc(bytes, PAGE_SIZE, false),
+    };
     if new.is_null() {
         return new;
     }

@@ -30,6 +30,7 @@ pub mod conformance;
 pub mod debug;
 pub mod fork;
 pub mod gaps;
+pub mod growth;
 pub mod guard;
 pub mod heap;
 pub mod large;

@@ -37,6 +37,9 @@ pub struct Backend {
     /// Gives back what has lain idle, if that is due: called about once a second where
     /// slots are CPUs, for backends whose threads otherwise see to it.
     pub reap: fn(&CacheHead),
+    /// If at least half of the cache's objects are free: empties the queues that threads
+    /// share, and gives back the pages of nothing but free objects ([`crate::growth`]).
+    pub thin: fn(&CacheHead),
     /// Checks a cache.
     pub validate: fn(&CacheHead) -> Result<(), Corruption>,
     /// The granule's byte, `mark`, of a place in one of a cache's slabs, read under the
@@ -68,6 +71,8 @@ pub struct CacheHead {
     pub stride: u32,
     /// Alignment of objects.
     pub align: u32,
+    /// The content of free objects matters: constructed, or checked when they are taken.
+    pub keeps_content: bool,
     name: [u8; 32],
     /// A backend goes from the head to its record, which changes. Without something that
     /// may change in it, a `&CacheHead` would promise the compiler that nothing reached
@@ -95,6 +100,7 @@ impl CacheHead {
             size: desc.size as u32,
             stride: stride as u32,
             align: align as u32,
+            keeps_content: desc.constructor.is_some() || desc.guarded,
             name,
             _changes: [],
         }
@@ -202,7 +208,7 @@ pub fn slots_lock() -> impl Drop {
 }
 
 /// As [`slots_lock`], but `None` where that would wait.
-pub(crate) fn try_slots_lock() -> Option<impl Drop> {
+pub fn try_slots_lock() -> Option<impl Drop> {
     SLOTS.try_lock()
 }
 

@@ -78,6 +78,11 @@ static BACKEND: Backend = Backend {
             cache.reap_past();
         }
     },
+    thin: |head| {
+        if let Some(cache) = of(head) {
+            cache.thin();
+        }
+    },
     validate: |head| of(head).map_or(Ok(()), ObjectCache::validate),
     restore: |head, slab, mark| of(head).map_or(0, |cache| cache.restore(slab, mark)),
     live: slab::active,

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{PageRef, page_of, topology};
-use slab_api::{checks, guard};
+use slab_api::{checks, growth, guard};
 
 use crate::array::{self, Source, View};
 use crate::cache::{Classic, bump};
@@ -30,6 +30,7 @@ impl Classic {
     /// Makes a slab that is on no list.
     #[cold]
     fn new_slab(self) -> Option<PageRef> {
+        growth::look();
         let geometry = &self.0.geometry;
         let head = guard::alloc_slab(geometry.order, self.0.migratetype, geometry.guard)?;
         let next = self.0.colour_next[head.node() % MAX_NODES].fetch_add(1, Relaxed);

@@ -19,6 +19,9 @@ use crate::cache::Classic;
 use crate::node::{Node, NodeLevel};
 use crate::slab::{self, Geometry};
 
+/// Slabs that are walked under one hold of the lock.
+const PORTION: usize = 16;
+
 /// Calls `f` with the address of each object of the slab that is not free.
 fn for_each_taken(g: &Geometry, head: PageRef, mut f: impl FnMut(*mut u8)) {
     let free = slab::free_map(g, head);
@@ -96,21 +99,14 @@ impl Classic {
         }
         let mut pages = 0;
         for node in 0..MAX_NODES {
+            pages += self.quieten_partial(node, quiet);
+            if !quiet {
+                continue;
+            }
             self.with_level(node, |level| {
                 let mut others = PageList::new();
-                while let Some(head) = level.node.partial.pop_front() {
-                    pages += slab::discard_free(level.geometry, head);
-                    if quiet && is_nearly_free(level.geometry, head) {
-                        sparse::set_quiet(head);
-                        level.node.quiet.push_front(head);
-                    } else {
-                        others.push_back(head);
-                    }
-                }
-                level.node.partial = others;
-                let mut others = PageList::new();
                 while let Some(head) = level.node.full.pop_front() {
-                    if quiet && is_nearly_free(level.geometry, head) {
+                    if is_nearly_free(level.geometry, head) {
                         sparse::set_quiet(head);
                         level.node.quiet.push_back(head);
                     } else {
@@ -121,6 +117,47 @@ impl Classic {
             });
         }
         pages
+    }
+
+    fn quieten_partial(self, node: usize, quiet: bool) -> usize {
+        let mut pages = 0;
+        // Once around the list, in portions: others are to get at the lock meanwhile.
+        let mut left = self.with_level(node, |level| level.node.partial.len());
+        while left > 0 {
+            self.with_level(node, |level| {
+                for _ in 0..left.min(PORTION) {
+                    let Some(head) = level.node.partial.pop_front() else {
+                        break;
+                    };
+                    pages += slab::discard_free(level.geometry, head);
+                    if quiet && is_nearly_free(level.geometry, head) {
+                        sparse::set_quiet(head);
+                        level.node.quiet.push_front(head);
+                    } else {
+                        level.node.partial.push_back(head);
+                    }
+                }
+            });
+            left = left.saturating_sub(PORTION);
+        }
+        pages
+    }
+
+    /// The registry's way to the idle pages of a cache that is half free.
+    pub(crate) fn thin(self) {
+        for node in 0..MAX_NODES {
+            let half_free = self.with_level(node, |level| {
+                level.node.free_objects * 2 >= level.node.slabs * level.geometry.objects
+            });
+            if !half_free {
+                continue;
+            }
+            // Each object there may hold a slab.
+            self.with_level(node, |level| level.drain_shared(level.node.shared.limit));
+            if self.0.geometry.is_outside() {
+                self.quieten_partial(node, false);
+            }
+        }
     }
 
     /// The registry's way to the marks of a sparse slab.

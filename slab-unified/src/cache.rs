@@ -14,7 +14,7 @@ use page_alloc::{
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
     CacheDesc, CacheError, CacheInfo, Constructor, Corruption, DestroyError, ObjectCache, checks,
-    guard, percpu,
+    growth, guard, percpu,
 };
 
 use crate::depot::Depot;
@@ -31,6 +31,7 @@ const LARGE_STRIDE: u32 = 128;
 /// Misses at one level before the next magazines are larger.
 const GROW_AFTER: u32 = 8;
 
+pub(crate) mod expire;
 mod object_cache;
 mod quiet;
 
@@ -84,6 +85,7 @@ struct Counters {
     discard_slab: AtomicU64,
     grow_queue: AtomicU64,
     trim_depot: AtomicU64,
+    expire: AtomicU64,
 }
 
 #[repr(C)]
@@ -112,6 +114,7 @@ static BACKEND: Backend = Backend {
     fill: |head, node, out| of(head).take_objects(node, out),
     give: |head, objects, node| of(head).give(objects, node),
     reap: |_| {},
+    thin: |head| of(head).thin(),
     validate: |head| of(head).validate(),
     restore: |head, slab, mark| of(head).restore(slab, mark),
     live: |slab| slab::objects(slab).saturating_sub(slab::free_objects(slab)),
@@ -160,6 +163,7 @@ impl Unified {
     /// Makes a slab, all of whose objects are free; it is on no list.
     #[cold]
     fn new_slab(self) -> Option<PageRef> {
+        growth::look();
         let head = guard::alloc_slab(self.0.order, self.0.migratetype, self.0.guard)?;
         let stride = self.0.head.stride as usize;
         slab::init(head, self.id(), stride, self.0.objects, &self.0.first_bits);
@@ -524,19 +528,23 @@ impl Unified {
         slot.cold(id).misses.store(0, Relaxed);
     }
 
+    /// Gives the objects of a full magazine of the depot to the slabs; false when there is
+    /// none.
+    fn trim_one(self, node: usize) -> bool {
+        let full = self.0.depot.take_full(&MagazineLinks);
+        let Some(mut magazine) = full.and_then(Magazine::from_index) else {
+            return false;
+        };
+        bump(&self.0.counters.trim_depot);
+        let count = magazine.count();
+        self.give(&magazine.entries()[..count], node);
+        magazine.set_count(0);
+        magazine.delete();
+        true
+    }
+
     fn drain_depot(self) {
-        while let Some(mut magazine) = self
-            .0
-            .depot
-            .take_full(&MagazineLinks)
-            .and_then(Magazine::from_index)
-        {
-            bump(&self.0.counters.trim_depot);
-            let count = magazine.count();
-            self.give(&magazine.entries()[..count], 0);
-            magazine.set_count(0);
-            magazine.delete();
-        }
+        while self.trim_one(0) {}
         while let Some(magazine) = self
             .0
             .depot

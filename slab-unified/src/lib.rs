@@ -31,4 +31,5 @@ mod slot;
 pub mod v4;
 
 pub use cache::Unified;
+pub use cache::expire::set_expiry_interval;
 pub use depot::Depot;

@@ -10,7 +10,7 @@
 //! cache's, so nothing else is ever there.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use page_alloc::slot::Registry;
 use page_alloc::{slot, topology};
@@ -38,7 +38,11 @@ pub(crate) struct Cold {
     pub(crate) misses: AtomicU32,
     /// Size of the next new magazine.
     pub(crate) level: AtomicU8,
+    /// Where the main magazine's top was when expiry looked last, in short; 0: nowhere.
+    pub(crate) seen: AtomicU16,
 }
+
+const _: () = assert!(size_of::<Cold>() == 16);
 
 /// Caches whose cold entries lie beside their hot ones, before the base: an idle thread
 /// that uses no others has one page of its record in memory.
@@ -50,7 +54,9 @@ struct Record {
     registry: usize,
     node: usize,
     ledger: Ledger,
-    _pad: [u64; 5],
+    /// When the slot expires next, in milliseconds; 0 before its first look.
+    next_expiry: AtomicU64,
+    _pad: [u64; 4],
     near: [Cold; NEAR],
     hot: [Hot; MAX_CACHES],
     far: [Cold; MAX_CACHES - NEAR],
@@ -191,6 +197,23 @@ impl SlotRef {
             Some(near) => near,
             None => &record.far[id - NEAR],
         }
+    }
+
+    pub(crate) fn next_expiry(&self) -> &AtomicU64 {
+        &self.record().next_expiry
+    }
+
+    /// Whether the slot holds objects of the cache and its queue's top is where it was at
+    /// the last call.
+    pub(crate) fn is_untouched(&self, id: u32) -> bool {
+        let cold = self.cold(id);
+        if cold.main.load(Relaxed) == 0 && cold.spare.load(Relaxed) == 0 {
+            return false;
+        }
+        let top = ((self.hot(id).top.load(Relaxed) >> 3) as u16).max(1);
+        let untouched = cold.seen.load(Relaxed) == top;
+        cold.seen.store(top, Relaxed);
+        untouched
     }
 
     fn hot(&self, id: u32) -> &Hot {

@@ -62,7 +62,8 @@ mod models {
         fn new() -> Arc<Self> {
             let zero = || AtomicU64::new(0);
             Arc::new(Self {
-                depot: Depot::new(zero(), zero(), zero()),
+                // As if one had been taken: both magazines find room.
+                depot: Depot::new([0, 0, 0, 0, 1, 0].map(AtomicU64::new)),
                 links: [zero(), zero(), zero()],
                 flushed: Mutex::new(Vec::new()),
             })

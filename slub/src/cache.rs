@@ -15,7 +15,7 @@ use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
     CacheDesc, CacheError, Constructor, Corruption, MAX_OBJECT, ObjectCache, misuse, percpu,
 };
-use slab_api::{checks, guard};
+use slab_api::{checks, growth, guard};
 
 use crate::shuffle::Shuffle;
 use crate::slab::{self, List, Shape};
@@ -90,6 +90,9 @@ static BACKEND: Backend = Backend {
     fill: |head, node, out| of(head).take_past(node, out),
     give: |head, objects, _| of(head).give_past(objects),
     reap: |_| {},
+    thin: |head| {
+        of(head).quieten();
+    },
     validate: |head| of(head).validate(),
     restore: |head, slab, mark| of(head).restore(slab, mark),
     live: quiet::live,
@@ -157,6 +160,7 @@ impl Slub {
     /// asked for, or, when memory is short, of a smaller one.
     #[cold]
     fn new_slab(self, order: u8) -> Option<(PageRef, List)> {
+        growth::look();
         let shape = self.shape();
         let take =
             |order| guard::alloc_slab(Shape::page_order(order), self.0.migratetype, shape.guard);

@@ -50,6 +50,7 @@ impl Run {
                 preload: setting.worker,
                 options: options.clone(),
                 seed: 0,
+                rest: false,
             },
             label: backend.name(),
             variables: setting.variables,
@@ -67,7 +68,7 @@ impl Run {
         &self.label
     }
 
-    /// One worker, one sample; `watch` keeps its memory over time.
+    /// One worker, one sample; `watch` keeps its memory over time, and its resting set.
     pub fn once(
         &mut self,
         progress: &mut Progress,
@@ -75,6 +76,7 @@ impl Run {
         watch: bool,
     ) -> Result<Answer, String> {
         self.order.seed = seed;
+        self.order.rest = watch;
         let order = serde_json::to_string(&self.order).map_err(|e| e.to_string())?;
         // The link and not its target: it names this very binary even after a rebuild.
         let mut command = Command::new("/proc/self/exe");
@@ -103,7 +105,7 @@ impl Run {
         if !status.success() {
             return Err(describe(status, &stderr));
         }
-        let answer: Answer = stdout
+        let mut answer: Answer = stdout
             .lines()
             .last()
             .and_then(|line| serde_json::from_str(line).ok())
@@ -113,6 +115,10 @@ impl Run {
                     describe(status, &stderr)
                 )
             })?;
+        if !watch && answer.outcome.program_rss_kib.is_none() {
+            // It went on to its end without a rest.
+            answer.rss_rest_kib = 0;
+        }
         if answer.outcome.child_peak_kib > 0 || answer.outcome.program_rss_kib.is_some() {
             // The memory that counts was not the worker's.
             self.rss_series.clear();
@@ -169,7 +175,11 @@ impl Run {
                 .answers
                 .iter()
                 .map(|answer| of(answer) as f64)
+                .filter(|kib| *kib > 0.0)
                 .collect();
+            if all.is_empty() {
+                return 0;
+            }
             stats::median(&all) as u64
         };
         let count = self.answers.len().max(1) as u64;

@@ -103,9 +103,7 @@ impl ZoneInner {
             if self.is_reserve() {
                 return None;
             }
-            let found = self.buddy.claim_whole(pages, tag(mt))?;
-            self.counters.claims_whole += 1;
-            return Some(found);
+            return self.claim_whole(pages, mt);
         }
         let frame = self.find_stretch(node, pages, mt)?;
         Some((frame, self.take_range(frame, pages, mt)))
@@ -152,9 +150,8 @@ impl ZoneInner {
     ) -> Option<(Frame, bool)> {
         let order = Order::for_pages(pages)?;
         if order < Order::PAGEBLOCK
-            && let Some(found) = self.buddy.claim_whole(pages, tag(mt))
+            && let Some(found) = self.claim_whole(pages, mt)
         {
-            self.counters.claims_whole += 1;
             return Some(found);
         }
         let (frame, dirty) = self.take_from_others(order.get(), mt)?;

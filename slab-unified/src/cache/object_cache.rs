@@ -16,7 +16,6 @@ impl ObjectCache for Unified {
             .unwrap_or(0);
         let memory = meta::alloc(Self::record_bytes()).ok_or(CacheError::NoMemory)?;
         let record = memory.cast::<Record>();
-        let zero = || AtomicU64::new(0);
         // SAFETY: the memory is large and aligned enough, and ours.
         unsafe {
             record.write(Record {
@@ -29,7 +28,7 @@ impl ObjectCache for Unified {
                 keep_empty: ((16 << 10) >> order.bytes().ilog2()).max(1),
                 migratetype: desc.migratetype,
                 constructor: desc.constructor,
-                depot: Depot::new(zero(), zero(), zero()),
+                depot: Depot::new([const { AtomicU64::new(0) }; 6]),
                 counters: Counters::default(),
                 nodes: [const {
                     Lock::new(Node {
@@ -84,6 +83,7 @@ impl ObjectCache for Unified {
                 let natural = p.is_null();
                 if natural {
                     p = self.refill(slot);
+                    expire::tick(slot);
                 }
                 slots::settle(natural);
                 p
@@ -126,6 +126,7 @@ impl ObjectCache for Unified {
                 if natural {
                     self.flush(slot, p);
                     self.keep_budget(slot);
+                    expire::tick(slot);
                 }
                 slots::settle(natural);
             }
@@ -239,6 +240,7 @@ impl ObjectCache for Unified {
             ("discard_slab", &c.discard_slab),
             ("grow_queue", &c.grow_queue),
             ("trim_depot", &c.trim_depot),
+            ("expire", &c.expire),
         ];
         for (cell, (name, value)) in info.counters.iter_mut().zip(counters) {
             *cell = (name, value.load(Relaxed));

@@ -11,6 +11,9 @@ use slab_api::sparse::is_worth_it;
 
 use super::*;
 
+/// Slabs that are walked under one hold of the lock.
+const PORTION: usize = 16;
+
 impl Unified {
     /// Gives back the pages of free objects in slabs in use; with `quiet`, slabs that few
     /// objects hold become quiet. Returns the pages.
@@ -19,22 +22,50 @@ impl Unified {
         if self.0.constructor.is_some() {
             return 0;
         }
+        self.0
+            .nodes
+            .iter()
+            .map(|node| self.quieten_node(node, quiet))
+            .sum()
+    }
+
+    fn quieten_node(self, node: &Lock<Node>, quiet: bool) -> usize {
         let mut pages = 0;
-        for node in &self.0.nodes {
+        // Once around the list, in portions: others are to get at the lock meanwhile.
+        let mut left = node.lock().partial.len();
+        while left > 0 {
             let mut node = node.lock();
-            let mut others = PageList::new();
-            while let Some(head) = node.partial.pop_front() {
+            for _ in 0..left.min(PORTION) {
+                let Some(head) = node.partial.pop_front() else {
+                    return pages;
+                };
                 pages += self.discard_free(head);
                 if quiet && self.is_nearly_free(head) {
                     sparse::set_quiet(head);
                     node.quiet.push_back(head);
                 } else {
-                    others.push_back(head);
+                    node.partial.push_back(head);
                 }
             }
-            node.partial = others;
+            left = left.saturating_sub(PORTION);
         }
         pages
+    }
+
+    /// The registry's way to the idle pages of a cache that is half free.
+    pub(super) fn thin(self) {
+        let waiting = self.0.depot.full_count() as usize * MAX_CAPACITY;
+        for node in &self.0.nodes {
+            let half_free = {
+                let node = node.lock();
+                (node.free + waiting) * 2 >= node.slabs * self.0.objects
+            };
+            if half_free {
+                // Each object there may hold a slab.
+                self.drain_depot();
+                self.quieten_node(node, false);
+            }
+        }
     }
 
     fn discard_free(self, head: PageRef) -> usize {

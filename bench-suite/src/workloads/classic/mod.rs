@@ -16,6 +16,7 @@ use super::{Job, Measurement, Options, Outcome, RowSpec, STACK, Workload, args, 
 use crate::preload::Route;
 use crate::rng::Rng;
 use crate::stats::Better;
+use crate::worker;
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,10 @@ impl Size {
         time * self.percent.min(100) as u32 / 100
     }
 }
+
+/// How long the program rests before its resting set is read: two looks of our purger, and
+/// more than the decay of the peers' that have one by default.
+const REST: Duration = Duration::from_millis(1500);
 
 /// What a row brings home.
 struct Figures {
@@ -347,9 +352,9 @@ impl Workload for Classic {
             let label = if label.is_empty() { row.name } else { label };
             push(label, metric, *value);
         }
-        // The resting set is read next. A full sample lets the malloc's purge come first.
-        if !options.quick {
-            light_activity(settings.size.wait(Duration::from_secs(1)));
+        // The resting set is read next: a malloc's purge comes first.
+        if worker::rests() {
+            light_activity(settings.size.wait(REST));
         }
         Ok(outcome)
     }
