@@ -3,12 +3,15 @@
 //! | row | what is timed, for each operation |
 //! |---|---|
 //! | `pair` | one get and its put at once, over and over: a get and a put together |
+//! | `alone` | with two threads: the same pairs while the other thread waits, first one, then the other |
 //! | `bulk_get`, `bulk_put` | gets until the thread holds its share of half the arena; then their puts, in that order |
 //! | `random_put` | puts in random order: on one thread of its own chunks, on two of those that the other one took |
 //!
 //! Nothing is written to the pages: the allocator is measured, not the kernel's page faults. A sample is the mean of
 //! several passes after one that is not counted. With two threads each times its own operations; the row is the mean
-//! over both, so a perfect allocator shows the same figure as with one.
+//! over both, so a perfect allocator shows the same figure as with one. `pair` against `alone` says what the second thread
+//! costs: they alternate in one process, so that neither where its memory lies nor what the machine does meanwhile is
+//! between them.
 
 #![deny(unsafe_code)]
 
@@ -28,7 +31,13 @@ const NAME: &str = "page_test";
 const USAGE: &str = "-m ARENA_MIB -o ORDERS,.. -n PASSES";
 const ORDERS: [usize; 3] = [0, 5, 9];
 const THREADS: [usize; 2] = [1, 2];
-const PATTERNS: [&str; 4] = ["pair", "bulk_get", "bulk_put", "random_put"];
+const PATTERNS: [&str; 5] = ["pair", "bulk_get", "bulk_put", "random_put", "alone"];
+
+/// Those that a job with so many threads measures.
+fn patterns(threads: usize) -> &'static [&'static str] {
+    &PATTERNS[..if threads > 1 { 5 } else { 4 }]
+}
+
 /// Chunks that a pass moves at most: enough to leave the allocator's per-CPU lists behind, few enough for
 /// `buddy-heap`, whose put searches its list of free chunks.
 const MOST_CHUNKS: usize = 16_384;
@@ -99,7 +108,7 @@ impl Workload for PageTest {
                     better: Better::Lower,
                 };
                 jobs.push(Job {
-                    rows: PATTERNS.iter().map(row).collect(),
+                    rows: patterns(threads).iter().map(row).collect(),
                     // A heap whose free takes time in proportion to what is free needs seconds for a random pass.
                     time_limit: Duration::from_secs(60 + 20 * settings.passes as u64),
                     threads,
@@ -140,10 +149,10 @@ impl PageRun for PageTest {
         };
         let totals = bench.run(options)?;
         let mut outcome = Outcome {
-            objects: (threads * bench.passes * (bench.pairs + 2 * bench.chunks)) as u64,
+            objects: (threads * bench.passes * (threads * bench.pairs + 2 * bench.chunks)) as u64,
             ..Outcome::default()
         };
-        for (pattern, at) in PATTERNS.iter().zip(0..) {
+        for (pattern, at) in patterns(threads).iter().zip(0..) {
             let of = |total: &Totals| total.0[at];
             let ns: f64 = totals.iter().map(|total| of(total).ns).sum();
             let operations: usize = totals.iter().map(|total| of(total).operations).sum();
@@ -219,6 +228,15 @@ impl<B: PageBackend> Bench<B> {
         })
     }
 
+    // Not inlined: alone and beside another thread the loop is the same code.
+    #[inline(never)]
+    fn pairs(&self) {
+        for _ in 0..self.pairs {
+            // Opaque, or a backend that is inlined could drop the pair.
+            std::hint::black_box(self.take()).give_back(self.backend);
+        }
+    }
+
     fn thread(&self, me: usize) -> Totals {
         let mut totals = Totals::default();
         let mut rng = Rng::new(SEED + me as u64);
@@ -232,12 +250,18 @@ impl<B: PageBackend> Bench<B> {
                     totals.0[at].operations += operations;
                 }
             };
+            for turn in 0..self.tables.len() {
+                self.barrier.wait();
+                if turn == me && self.tables.len() > 1 {
+                    let began = Instant::now();
+                    self.pairs();
+                    add(4, began, self.pairs);
+                }
+            }
+
             self.barrier.wait();
             let began = Instant::now();
-            for _ in 0..self.pairs {
-                // Opaque, or a backend that is inlined could drop the pair.
-                std::hint::black_box(self.take()).give_back(self.backend);
-            }
+            self.pairs();
             add(0, began, self.pairs);
 
             self.barrier.wait();
