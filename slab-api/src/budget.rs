@@ -1,7 +1,7 @@
 //! Byte budgets of threads' slots: what a slot's queues and page lists may hold together.
 //!
 //! ```text
-//!   budget of a slot = TOTAL / slots in use, from LEAST to MOST
+//!   budget of a slot = 1/16 of the heap / slots in use, within limits
 //! ```
 //! A program of a few threads is not held back by it; one of hundreds, most of which
 //! wait, would otherwise keep in each what only one can use. A thread's slot is the
@@ -15,16 +15,17 @@
 
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use page_alloc::pcp;
+use page_alloc::{committed_bytes, pcp};
 
 use crate::registry::{self, CacheHead};
 
-/// Bytes for all slots together.
-const TOTAL: usize = 2 << 20;
+/// Bytes for all slots together: this part of the heap, within limits.
+const SHARE: usize = 16;
+const TOTAL: (usize, usize) = (2 << 20, 16 << 20);
 /// Bytes that a slot may hold whatever their number.
 const LEAST: usize = 16 << 10;
-/// Bytes that a slot may hold at most.
-const MOST: usize = 512 << 10;
+/// The part of all slots' bytes that one may hold at most.
+const MOST: usize = 4;
 /// Slow paths from one look to the next, at least.
 const EVERY: u16 = 8;
 /// How often that may double while looks find nothing to do.
@@ -39,7 +40,12 @@ pub fn trims() -> u64 {
 
 /// The budget of a slot where so many are in use.
 pub fn of(slots: usize) -> usize {
-    (TOTAL / slots.max(1)).clamp(LEAST, MOST)
+    share(slots, committed_bytes())
+}
+
+fn share(slots: usize, heap: usize) -> usize {
+    let total = (heap / SHARE).clamp(TOTAL.0, TOTAL.1);
+    (total / slots.max(1)).clamp(LEAST, total / MOST)
 }
 
 /// A slot's part of the book-keeping. All zero at first.
@@ -120,10 +126,12 @@ mod tests {
 
     #[test]
     fn few_threads_have_much_and_many_have_little() {
-        assert_eq!(of(0), MOST);
-        assert_eq!(of(1), MOST);
-        assert_eq!(of(16), 128 << 10);
-        assert_eq!(of(1000), LEAST);
+        assert_eq!(share(0, 0), 512 << 10);
+        assert_eq!(share(1, 32 << 20), 512 << 10);
+        assert_eq!(share(1, 128 << 20), 2 << 20);
+        assert_eq!(share(1, 1 << 30), 4 << 20);
+        assert_eq!(share(16, 32 << 20), 128 << 10);
+        assert_eq!(share(1000, 32 << 20), LEAST);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::slab::{self, Freed};
 use crate::slot::{self as slots, SlotRef};
 
 /// Bytes of objects that a magazine of the largest level may hold.
-const MAGAZINE_BYTES: usize = 16 << 10;
+const MAGAZINE_BYTES: usize = 32 << 10;
 /// Bytes of objects that a depot may hold in full magazines.
 const DEPOT_BYTES: usize = 128 << 10;
 /// Objects of this many bytes are too large to be queued on suspicion.
@@ -93,7 +93,7 @@ struct Record {
     head: CacheHead,
     order: Order,
     objects: usize,
-    /// What marks the free objects of a fresh slab's first page.
+    /// What marks the free objects of a fresh slab, in its head page's record.
     first_bits: slab::Bits,
     /// Bytes of the guard behind each slab.
     guard: usize,
@@ -169,11 +169,11 @@ impl Unified {
         slab::init(head, self.id(), stride, self.0.objects, &self.0.first_bits);
         if let Some(constructor) = self.0.constructor {
             // SAFETY: each is an object of the fresh slab, which nobody else has.
-            slab::for_each_free(head, |p| unsafe { constructor(p) });
+            slab::for_each_free(head, stride, |p| unsafe { constructor(p) });
         }
         if !checks::ON {
             // SAFETY: each is an object of the fresh slab, which nobody else has.
-            slab::for_each_free(head, |p| unsafe { checks::made(p, self.id()) });
+            slab::for_each_free(head, stride, |p| unsafe { checks::made(p, self.id()) });
         }
         bump(&self.0.counters.new_slab);
         Some(head)
@@ -192,7 +192,7 @@ impl Unified {
                     None => break,
                 },
             };
-            let n = slab::take(head, &mut out[got..]);
+            let n = slab::take(head, self.0.head.stride as usize, &mut out[got..]);
             got += n;
             node.free -= n;
             let left = slab::free_objects(head);

@@ -1,13 +1,16 @@
 //! Slabs: chunks of pages whose free objects are bits in the page records.
 //!
 //! ```text
-//!   page record of each page:  private[0..4] = 256 bits, one a granule:
-//!                              set where a free object starts
-//!   head page's word:          [ in use or queued : 32 | free : 32 ]
+//!   head page's record:  private[0..4] = 256 bits, one for each 1/256 of the slab:
+//!                        set where a free object starts
+//!                        word = [ in use or queued : 32 | free : 32 ]
 //! ```
-//! With a bit for each granule rather than for each object, the address of an
-//! object follows from its bit by a shift, and the bit from the address, without
-//! a division by the object's size. The node's lock guards all of it.
+//! With a bit for each part of the slab rather than for each object, the bit of an
+//! object follows from its address by a shift, without a division by its size; where
+//! the slab is one page, a part is a granule, and the address follows from the bit too.
+//! Slabs of several pages and more objects than that (only those with a guard page,
+//! [`guard`], are such) have a bit for each granule, in the records of all their pages. The node's lock guards all
+//! of it.
 
 #![deny(unsafe_code)]
 
@@ -61,11 +64,42 @@ fn pages(head: PageRef) -> impl Iterator<Item = PageRef> {
     })
 }
 
-/// The bits of a page's objects, in its record.
+/// The bits in a page's record.
 pub(crate) type Bits = [u64; 4];
 
+/// The most objects of a compact slab: they are then at least 1/256 of the slab apart, also
+/// where a guard takes an eighth of it.
+const COMPACT: usize = 223;
+
+/// Whether all bits are in the head page's record, by parts. (Those of one page are there
+/// in any case, and a part is a granule.)
+#[inline]
+fn is_compact(head: PageRef) -> bool {
+    objects(head) <= COMPACT
+}
+
+/// log2 of the bytes that a bit of a compact slab stands for: its objects are at least so
+/// many bytes apart.
+#[inline]
+fn part_shift(order: u8) -> usize {
+    GRANULE_SHIFT + order as usize
+}
+
+/// The bits of a head page's record when all of `count` objects are free.
+pub(crate) fn bits_of_head(order: u8, stride: usize, count: usize) -> Bits {
+    if count > COMPACT {
+        return bits_of_page(0, stride, count);
+    }
+    let mut words = [0u64; 4];
+    for offset in (0..count).map(|i| i * stride) {
+        let part = offset >> part_shift(order);
+        words[(part >> 6) & 3] |= 1 << (part & 63);
+    }
+    words
+}
+
 /// The bits of the `page`th page of a slab of `count` objects, all free.
-pub(crate) fn bits_of_page(page: usize, stride: usize, count: usize) -> Bits {
+fn bits_of_page(page: usize, stride: usize, count: usize) -> Bits {
     const GRANULES: usize = PAGE_SIZE >> GRANULE_SHIFT;
     let step = stride >> GRANULE_SHIFT;
     let start = page * GRANULES;
@@ -79,14 +113,14 @@ pub(crate) fn bits_of_page(page: usize, stride: usize, count: usize) -> Bits {
     words
 }
 
-/// Makes a slab of `count` free objects of fresh pages. `first`: the bits of its first
-/// page, which for most slabs is the only one.
+/// Makes a slab of `count` free objects of fresh pages. `first`: [`bits_of_head`].
 pub(crate) fn init(head: PageRef, cache: u32, stride: usize, count: usize, first: &Bits) {
     for (n, page) in pages(head).enumerate() {
         page.set_cache(cache);
         let words = match n {
             0 => *first,
-            _ => bits_of_page(n, stride, count),
+            _ if count > COMPACT => bits_of_page(n, stride, count),
+            _ => continue,
         };
         for (cell, word) in page.private.iter().zip(words) {
             cell.store(word, Relaxed);
@@ -97,9 +131,41 @@ pub(crate) fn init(head: PageRef, cache: u32, stride: usize, count: usize, first
 }
 
 /// Takes up to `out.len()` free objects in address order; returns how many.
-pub(crate) fn take(head: PageRef, out: &mut [*mut u8]) -> usize {
+/// They are `stride` bytes apart.
+pub(crate) fn take(head: PageRef, stride: usize, out: &mut [*mut u8]) -> usize {
     let want = out.len().min(free_objects(head));
-    let mut places = out[..want].iter_mut();
+    if head.order() > 0 && is_compact(head) {
+        take_few(head, stride, &mut out[..want]);
+    } else {
+        take_by_bit(head, &mut out[..want]);
+    }
+    let word = head.word.load(Relaxed);
+    head.word
+        .store(word.wrapping_sub(FREED.wrapping_mul(want as u64)), Relaxed);
+    want
+}
+
+/// Fills `out` from a slab of some pages, in which the objects are fewer than the bits.
+fn take_few(head: PageRef, stride: usize, out: &mut [*mut u8]) {
+    let (base, shift) = (head.address(), part_shift(head.order()));
+    let mut places = out.iter_mut();
+    for offset in (0..objects(head)).map(|i| i * stride) {
+        let part = offset >> shift;
+        let cell = &head.private[(part >> 6) & 3];
+        let (word, bit) = (cell.load(Relaxed), 1 << (part & 63));
+        if word & bit != 0 {
+            let Some(place) = places.next() else {
+                return;
+            };
+            *place = base.wrapping_add(offset);
+            cell.store(word & !bit, Relaxed);
+        }
+    }
+}
+
+/// Fills `out` from a slab with a bit for each granule.
+fn take_by_bit(head: PageRef, out: &mut [*mut u8]) {
+    let mut places = out.iter_mut();
     let base = head.address();
     'slab: for (n, page) in pages(head).enumerate() {
         for (w, cell) in page.private.iter().enumerate() {
@@ -119,11 +185,6 @@ pub(crate) fn take(head: PageRef, out: &mut [*mut u8]) -> usize {
             cell.store(0, Relaxed);
         }
     }
-    let got = want - places.len();
-    let word = head.word.load(Relaxed);
-    head.word
-        .store(word.wrapping_sub(FREED.wrapping_mul(got as u64)), Relaxed);
-    got
 }
 
 /// What the freeing of objects did to their slab.
@@ -140,19 +201,27 @@ pub(crate) enum Freed {
 }
 
 /// Marks the first of `objects`, which lies in `page` of the slab at `head`, free, and those
-/// after it that lie there too; returns how many, and what became of the slab.
+/// after it that lie in the slab too (in the page, where it has bits of its own); returns
+/// how many, and what became of the slab.
 #[inline]
 pub(crate) fn put(head: PageRef, page: PageRef, objects: &[*mut u8]) -> (usize, Freed) {
+    let (home, order) = if is_compact(head) {
+        (head, head.order())
+    } else {
+        (page, 0)
+    };
+    // Slabs are aligned to their size.
+    let together = |p: *mut u8, q: *mut u8| (p as usize ^ q as usize) < PAGE_SIZE << order;
     match objects {
         // The case of objects freed in no order: nothing to gather.
-        [p, q, ..] if !is_same_page(*p, *q) => {
-            mark_free(page, *p);
+        [p, q, ..] if !together(*p, *q) => {
+            mark_free(home, order, *p);
             (1, count_free(head, 1))
         }
         [p, rest @ ..] => {
-            mark_free(page, *p);
-            let more = rest.iter().take_while(|q| is_same_page(*p, **q));
-            let n = 1 + more.map(|q| mark_free(page, *q)).count();
+            mark_free(home, order, *p);
+            let more = rest.iter().take_while(|q| together(*p, **q));
+            let n = 1 + more.map(|q| mark_free(home, order, *q)).count();
             (n, count_free(head, n))
         }
         [] => (0, Freed::More),
@@ -160,15 +229,10 @@ pub(crate) fn put(head: PageRef, page: PageRef, objects: &[*mut u8]) -> (usize, 
 }
 
 #[inline]
-fn is_same_page(p: *mut u8, q: *mut u8) -> bool {
-    (p as usize ^ q as usize) < PAGE_SIZE
-}
-
-#[inline]
-fn mark_free(page: PageRef, p: *mut u8) {
-    let granule = p as usize >> GRANULE_SHIFT;
-    let cell = &page.private[(granule >> 6) & 3];
-    let bit = 1 << (granule & 63);
+fn mark_free(home: PageRef, order: u8, p: *mut u8) {
+    let part = p as usize >> part_shift(order);
+    let cell = &home.private[(part >> 6) & 3];
+    let bit = 1 << (part & 63);
     debug_assert_eq!(cell.load(Relaxed) & bit, 0);
     cell.store(cell.load(Relaxed) | bit, Relaxed);
 }
@@ -186,37 +250,50 @@ fn count_free(head: PageRef, n: usize) -> Freed {
     }
 }
 
-/// Calls `f` with every free object of a slab.
-pub(crate) fn for_each_free(head: PageRef, mut f: impl FnMut(*mut u8)) {
-    let base = head.address();
-    for (n, page) in pages(head).enumerate() {
-        for (w, cell) in page.private.iter().enumerate() {
-            let mut word = cell.load(Relaxed);
-            while word != 0 {
-                let bit = word.trailing_zeros() as usize;
-                f(base.wrapping_add(
-                    (n << PAGE_SHIFT) + (w << (6 + GRANULE_SHIFT)) + (bit << GRANULE_SHIFT),
-                ));
-                word &= word - 1;
-            }
+/// Calls `f` with every free object of a slab whose objects are `stride` bytes apart, by
+/// address.
+pub(crate) fn for_each_free(head: PageRef, stride: usize, mut f: impl FnMut(*mut u8)) {
+    for_each(head, stride, |p, free| {
+        if free {
+            f(p);
         }
+    });
+}
+
+/// Calls `f` with every object that is not free, likewise.
+pub(crate) fn for_each_taken(head: PageRef, stride: usize, mut f: impl FnMut(*mut u8)) {
+    for_each(head, stride, |p, free| {
+        if !free {
+            f(p);
+        }
+    });
+}
+
+/// Calls `f` with every object of a slab and whether it is free.
+fn for_each(head: PageRef, stride: usize, mut f: impl FnMut(*mut u8, bool)) {
+    let (base, compact) = (head.address(), is_compact(head));
+    let order = if compact { head.order() } else { 0 };
+    let mut home = head;
+    for offset in (0..objects(head)).map(|i| i * stride) {
+        let p = base.wrapping_add(offset);
+        if !compact {
+            // A slab's pages are an arena's.
+            home = page_of(p).unwrap_or(head);
+        }
+        let part = p as usize >> part_shift(order);
+        let word = home.private[(part >> 6) & 3].load(Relaxed);
+        f(p, word >> (part & 63) & 1 != 0);
     }
 }
 
-/// Calls `f` with every object that is not free, of a slab whose objects are `stride`
-/// bytes apart.
-pub(crate) fn for_each_taken(head: PageRef, stride: usize, mut f: impl FnMut(*mut u8)) {
-    let base = head.address();
-    let bytes = objects(head) * stride;
-    for (n, page) in pages(head).enumerate() {
-        let start = (n << PAGE_SHIFT).next_multiple_of(stride);
-        for offset in (start..bytes.min((n + 1) << PAGE_SHIFT)).step_by(stride) {
-            let granule = (offset & (PAGE_SIZE - 1)) >> GRANULE_SHIFT;
-            if page.private[granule >> 6].load(Relaxed) >> (granule & 63) & 1 == 0 {
-                f(base.wrapping_add(offset));
-            }
-        }
-    }
+/// Whether a bit is set where no object starts.
+pub(crate) fn has_stray_bit(head: PageRef, stride: usize) -> bool {
+    let mut free = 0;
+    for_each_free(head, stride, |_| free += 1);
+    let homes = pages(head).take(if is_compact(head) { 1 } else { usize::MAX });
+    let words = homes.flat_map(|page| page.private.iter());
+    let bits: u32 = words.map(|word| word.load(Relaxed).count_ones()).sum();
+    bits as usize != free
 }
 
 #[cfg(all(test, not(loom)))]
@@ -226,15 +303,24 @@ mod tests {
 
     #[test]
     fn takes_every_object_once_in_address_order() {
-        for stride in [16, 48, 64, 112, 1000_usize.next_multiple_of(16), 4096, 9216] {
-            let order = order_for(stride, 0);
+        let ordinary = [16, 48, 64, 112, 1008, 4096, 9216, 32768].map(|s| (s, order_for(s, 0)));
+        // With a guard, small objects have slabs of several pages.
+        let guarded = [16, 112, 128, 144].map(|s| (s, order_for(s, PAGE_SIZE)));
+        for (stride, order) in ordinary.into_iter().chain(guarded) {
             let head = alloc_pages(order, Migratetype::Unmovable).unwrap();
-            let count = order.bytes() / stride;
-            init(head, 7, stride, count, &bits_of_page(0, stride, count));
+            let room = order.bytes() - if order.get() >= 3 { PAGE_SIZE } else { 0 };
+            let count = (room / stride).max(1);
+            init(
+                head,
+                7,
+                stride,
+                count,
+                &bits_of_head(order.get(), stride, count),
+            );
             assert_eq!(free_objects(head), count);
             let mut out = vec![core::ptr::null_mut(); count + 5];
-            let first = take(head, &mut out[..count / 2]);
-            let rest = take(head, &mut out[first..]);
+            let first = take(head, stride, &mut out[..count / 2]);
+            let rest = take(head, stride, &mut out[first..]);
             assert_eq!(first + rest, count);
             let first = head.address() as usize;
             let addresses = (0..count).map(|i| first + i * stride);
@@ -256,9 +342,10 @@ mod tests {
                 assert_eq!((free_objects(head), objects(head)), (back, count));
             }
             let mut seen = 0;
-            for_each_free(head, |_| seen += 1);
+            for_each_free(head, stride, |_| seen += 1);
             assert_eq!(seen, count);
-            take(head, &mut out[..count.div_ceil(3)]);
+            assert!(!has_stray_bit(head, stride));
+            take(head, stride, &mut out[..count.div_ceil(3)]);
             let mut taken = vec![];
             for_each_taken(head, stride, |p| taken.push(p));
             assert_eq!(taken, out[..count.div_ceil(3)]);

@@ -22,7 +22,7 @@ impl ObjectCache for Unified {
                 head: CacheHead::new(&BACKEND, desc, (align, stride)),
                 order,
                 objects,
-                first_bits: slab::bits_of_page(0, stride, objects),
+                first_bits: slab::bits_of_head(order.get(), stride, objects),
                 guard,
                 max_level,
                 keep_empty: ((16 << 10) >> order.bytes().ilog2()).max(1),
@@ -167,12 +167,11 @@ impl ObjectCache for Unified {
                     }
                     let count = slab::free_objects(head);
                     let mut bits = 0;
-                    let mut stray = false;
-                    slab::for_each_free(head, |p| {
+                    let stride = self.0.head.stride as usize;
+                    let mut stray = slab::has_stray_bit(head, stride);
+                    slab::for_each_free(head, stride, |p| {
                         bits += 1;
-                        let offset = p as usize - head.address() as usize;
-                        stray |= !offset.is_multiple_of(self.0.head.stride as usize)
-                            || granule::cell(p).is_none_or(|m| m.load(Relaxed) != 0);
+                        stray |= granule::cell(p).is_none_or(|m| m.load(Relaxed) != 0);
                     });
                     if head.cache() != self.id() {
                         return Err(wrong("a slab of another cache on the list", head));

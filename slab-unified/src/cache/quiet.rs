@@ -75,7 +75,7 @@ impl Unified {
             start..start + self.0.order.bytes() - self.0.guard,
             start..start + self.0.objects * stride,
         );
-        slab::for_each_free(head, |p| {
+        slab::for_each_free(head, stride, |p| {
             // SAFETY: a free object of the slab, by address; the node's lock keeps it so.
             // There is nothing else in a slab but objects and its guard.
             unsafe { gaps.add(p, stride) };
