@@ -98,6 +98,9 @@ struct Record {
     /// Bytes of the guard behind each slab.
     guard: usize,
     max_level: u8,
+    /// The level that the queue of the thread that ended last had reached: where the next
+    /// thread's begins.
+    first_level: AtomicU8,
     /// Empty slabs that a node keeps.
     keep_empty: usize,
     migratetype: Migratetype,
@@ -351,7 +354,11 @@ impl Unified {
     fn note_miss(self, slot: SlotRef) {
         let cold = slot.cold(self.id());
         let misses = cold.misses.load(Relaxed) + 1;
-        let level = cold.level.load(Relaxed);
+        let level = match (misses, cold.level.load(Relaxed)) {
+            (1, 0) => self.0.first_level.load(Relaxed),
+            (_, level) => level,
+        };
+        cold.level.store(level, Relaxed);
         if misses >= GROW_AFTER && level < self.0.max_level {
             cold.level.store(level + 1, Relaxed);
             cold.misses.store(0, Relaxed);
@@ -525,7 +532,8 @@ impl Unified {
             magazine.delete();
         }
         slot.cold(id).level.store(0, Relaxed);
-        slot.cold(id).misses.store(0, Relaxed);
+        // One, and it begins small.
+        slot.cold(id).misses.store(1, Relaxed);
     }
 
     /// Gives the objects of a full magazine of the depot to the slabs; false when there is
@@ -577,12 +585,19 @@ impl Unified {
     }
 }
 
-/// Gives everything that a slot holds to the slabs.
+/// Gives everything that the slot of a thread that ends holds to the slabs.
 pub(crate) fn drain_slot(slot: SlotRef) {
     let _slots = registry::slots_lock();
     registry::for_each(|head| {
         if core::ptr::eq(head.backend, &raw const BACKEND) {
-            of(head).drain(slot);
+            let (cache, cold) = (of(head), slot.cold(head.id));
+            if slot.has_queue(head.id) {
+                let level = cold.level.load(Relaxed);
+                cache.0.first_level.store(level, Relaxed);
+                cache.drain(slot);
+            }
+            // For the record's next thread.
+            cold.misses.store(0, Relaxed);
         }
     });
 }

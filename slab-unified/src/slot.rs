@@ -203,11 +203,17 @@ impl SlotRef {
         &self.record().next_expiry
     }
 
+    /// Whether the slot has a magazine of the cache.
+    pub(crate) fn has_queue(&self, id: u32) -> bool {
+        let cold = self.cold(id);
+        cold.main.load(Relaxed) != 0 || cold.spare.load(Relaxed) != 0
+    }
+
     /// Whether the slot holds objects of the cache and its queue's top is where it was at
     /// the last call.
     pub(crate) fn is_untouched(&self, id: u32) -> bool {
         let cold = self.cold(id);
-        if cold.main.load(Relaxed) == 0 && cold.spare.load(Relaxed) == 0 {
+        if !self.has_queue(id) {
             return false;
         }
         let top = ((self.hot(id).top.load(Relaxed) >> 3) as u16).max(1);

@@ -107,8 +107,12 @@ fn objects_of_threads_that_ended_are_not_lost() {
     }
     let info = cache.info();
     assert_eq!(info.in_use, 0);
-    assert_eq!(info.queued, 0, "thread exit gives everything to the slabs");
+    // Nobody takes from the depot here, so one magazine at most is in it.
+    assert!(info.queued <= 61, "thread exit leaves the depot's: {info:?}");
     assert!(info.slabs <= 16, "{} slabs kept", info.slabs);
+    cache.shrink();
+    let info = cache.info();
+    assert_eq!(info.queued, 0, "and trimming gives all to the slabs");
     cache.destroy().expect("nothing in use");
 }
 

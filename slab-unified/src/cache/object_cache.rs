@@ -25,6 +25,7 @@ impl ObjectCache for Unified {
                 first_bits: slab::bits_of_head(order.get(), stride, objects),
                 guard,
                 max_level,
+                first_level: AtomicU8::new(0),
                 keep_empty: ((16 << 10) >> order.bytes().ilog2()).max(1),
                 migratetype: desc.migratetype,
                 constructor: desc.constructor,
