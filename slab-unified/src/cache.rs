@@ -261,10 +261,11 @@ impl Unified {
             let before = objects.len();
             {
                 let mut node = self.0.nodes[home].lock();
-                objects = if nodes > 1 {
-                    self.give_to::<true>(&mut node, home, map, objects, &mut discard)
-                } else {
-                    self.give_to::<false>(&mut node, home, map, objects, &mut discard)
+                let to = (&mut *node, home, map);
+                objects = match (nodes > 1, order == 0) {
+                    (false, true) => self.give_to::<false, true>(to, objects, &mut discard),
+                    (false, false) => self.give_to::<false, false>(to, objects, &mut discard),
+                    (true, _) => self.give_to::<true, false>(to, objects, &mut discard),
                 };
             }
             for head in discard.slabs() {
@@ -279,17 +280,16 @@ impl Unified {
     }
 
     /// Gives objects to the slabs of a node, until one is another node's (`MANY` nodes) or
-    /// `discard` is full; returns the rest.
+    /// `discard` is full; returns the rest. `ONE`: slabs are of one page.
     #[inline]
-    fn give_to<'a, const MANY: bool>(
+    fn give_to<'a, const MANY: bool, const ONE: bool>(
         self,
-        node: &mut Node,
-        home: usize,
-        map: PageMap,
+        (node, home, map): (&mut Node, usize, PageMap),
         objects: &'a [*mut u8],
         discard: &mut Discard,
     ) -> &'a [*mut u8] {
         let order = self.0.order.get();
+        let parts = (order > 0 && slab::is_compact(self.0.objects)).then_some(order);
         let mut counted = 0;
         let mut n = 0;
         while let Some(p) = objects.get(n)
@@ -298,7 +298,7 @@ impl Unified {
             if MANY && head.node() != home {
                 break;
             }
-            let (count, freed) = slab::put(head, page, &objects[n..]);
+            let (count, freed) = slab::put::<ONE>(head, page, parts, &objects[n..]);
             if sparse::was_sparse(head) || sparse::is_quiet(head) {
                 self.came_back(node, head, &objects[n..n + count]);
             }

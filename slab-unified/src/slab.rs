@@ -71,11 +71,11 @@ pub(crate) type Bits = [u64; 4];
 /// where a guard takes an eighth of it.
 const COMPACT: usize = 223;
 
-/// Whether all bits are in the head page's record, by parts. (Those of one page are there
-/// in any case, and a part is a granule.)
+/// Whether all bits of a slab of so many objects are in its head page's record, by parts.
+/// (Those of one page are there in any case, and a part is a granule.)
 #[inline]
-fn is_compact(head: PageRef) -> bool {
-    objects(head) <= COMPACT
+pub(crate) fn is_compact(objects: usize) -> bool {
+    objects <= COMPACT
 }
 
 /// log2 of the bytes that a bit of a compact slab stands for: its objects are at least so
@@ -134,7 +134,7 @@ pub(crate) fn init(head: PageRef, cache: u32, stride: usize, count: usize, first
 /// They are `stride` bytes apart.
 pub(crate) fn take(head: PageRef, stride: usize, out: &mut [*mut u8]) -> usize {
     let want = out.len().min(free_objects(head));
-    if head.order() > 0 && is_compact(head) {
+    if head.order() > 0 && is_compact(objects(head)) {
         take_few(head, stride, &mut out[..want]);
     } else {
         take_by_bit(head, &mut out[..want]);
@@ -203,12 +203,18 @@ pub(crate) enum Freed {
 /// Marks the first of `objects`, which lies in `page` of the slab at `head`, free, and those
 /// after it that lie in the slab too (in the page, where it has bits of its own); returns
 /// how many, and what became of the slab.
+/// `parts`: the order of a compact slab; `None` for others and for slabs of one page (`ONE`),
+/// where the compiler is to see that a part is a granule.
 #[inline]
-pub(crate) fn put(head: PageRef, page: PageRef, objects: &[*mut u8]) -> (usize, Freed) {
-    let (home, order) = if is_compact(head) {
-        (head, head.order())
-    } else {
-        (page, 0)
+pub(crate) fn put<const ONE: bool>(
+    head: PageRef,
+    page: PageRef,
+    parts: Option<u8>,
+    objects: &[*mut u8],
+) -> (usize, Freed) {
+    let (home, order) = match parts {
+        Some(order) if !ONE => (head, order),
+        _ => (page, 0),
     };
     // Slabs are aligned to their size.
     let together = |p: *mut u8, q: *mut u8| (p as usize ^ q as usize) < PAGE_SIZE << order;
@@ -271,7 +277,7 @@ pub(crate) fn for_each_taken(head: PageRef, stride: usize, mut f: impl FnMut(*mu
 
 /// Calls `f` with every object of a slab and whether it is free.
 fn for_each(head: PageRef, stride: usize, mut f: impl FnMut(*mut u8, bool)) {
-    let (base, compact) = (head.address(), is_compact(head));
+    let (base, compact) = (head.address(), is_compact(objects(head)));
     let order = if compact { head.order() } else { 0 };
     let mut home = head;
     for offset in (0..objects(head)).map(|i| i * stride) {
@@ -290,7 +296,11 @@ fn for_each(head: PageRef, stride: usize, mut f: impl FnMut(*mut u8, bool)) {
 pub(crate) fn has_stray_bit(head: PageRef, stride: usize) -> bool {
     let mut free = 0;
     for_each_free(head, stride, |_| free += 1);
-    let homes = pages(head).take(if is_compact(head) { 1 } else { usize::MAX });
+    let homes = pages(head).take(if is_compact(objects(head)) {
+        1
+    } else {
+        usize::MAX
+    });
     let words = homes.flat_map(|page| page.private.iter());
     let bits: u32 = words.map(|word| word.load(Relaxed).count_ones()).sum();
     bits as usize != free
@@ -330,7 +340,12 @@ mod tests {
             while back < count {
                 let to = if back == 0 { 1 } else { count };
                 let page = page_of(out[back]).unwrap();
-                let (n, freed) = put(head, page, &out[back..to]);
+                let (n, freed) = put::<false>(
+                    head,
+                    page,
+                    is_compact(count).then(|| order.get()),
+                    &out[back..to],
+                );
                 let expected = match (back, count - back - n) {
                     (0, 0) => Freed::All,
                     (0, _) => Freed::First,
