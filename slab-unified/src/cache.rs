@@ -23,7 +23,7 @@ use crate::slab::{self, Freed};
 use crate::slot::{self as slots, SlotRef};
 
 /// Bytes of objects that a magazine of the largest level may hold.
-const MAGAZINE_BYTES: usize = 32 << 10;
+const MAGAZINE_BYTES: usize = 64 << 10;
 /// Bytes of objects that a depot may hold in full magazines.
 const DEPOT_BYTES: usize = 128 << 10;
 /// Objects of this many bytes are too large to be queued on suspicion.

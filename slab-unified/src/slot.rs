@@ -124,6 +124,64 @@ unsafe fn push_at(base: *mut u8, id: u32, p: *mut u8) -> bool {
     true
 }
 
+/// Takes the newest objects of the cache's main magazine, as many as there are and `out`
+/// has room for; returns how many.
+#[inline]
+pub(crate) fn pop_many(id: u32, out: &mut [*mut u8]) -> usize {
+    let base = current();
+    // SAFETY: as in `pop`, for each: below the objects is the null word.
+    unsafe {
+        let hot = base.cast::<Hot>().add(id as usize);
+        let mut top = (*hot).top.load(Relaxed);
+        let mut got = 0;
+        for place in out {
+            let p = base.add(top as usize).cast::<*mut u8>().read();
+            if p.is_null() {
+                break;
+            }
+            *place = p;
+            top -= 8;
+            got += 1;
+        }
+        // `EMPTY` is read-only.
+        if got > 0 {
+            (*hot).top.store(top, Relaxed);
+        }
+        got
+    }
+}
+
+/// Places that the cache's main magazine has left.
+#[inline]
+pub(crate) fn room(id: u32) -> usize {
+    // SAFETY: as in `pop`.
+    let (top, end) = unsafe {
+        let hot = current().cast::<Hot>().add(id as usize);
+        ((*hot).top.load(Relaxed), (*hot).end.load(Relaxed))
+    };
+    (end.saturating_sub(top) / 8) as usize
+}
+
+/// Puts objects into the cache's main magazine.
+///
+/// # Safety
+/// They are no more than [`room`] said, and nothing was put since.
+#[inline]
+pub(crate) unsafe fn push_many(id: u32, objects: &[*mut u8]) {
+    if objects.is_empty() {
+        return;
+    }
+    let base = current();
+    // SAFETY: as in `pop`; so many places are free above the top.
+    unsafe {
+        let hot = base.cast::<Hot>().add(id as usize);
+        let top = (*hot).top.load(Relaxed);
+        let places = base.add(top as usize + 8).cast::<*mut u8>();
+        places.copy_from_nonoverlapping(objects.as_ptr(), objects.len());
+        (*hot).top.store(top + 8 * objects.len() as u32, Relaxed);
+    }
+}
+
 /// The calling thread's slot, for slow paths.
 #[derive(Clone, Copy)]
 pub(crate) struct SlotRef(NonNull<u8>);

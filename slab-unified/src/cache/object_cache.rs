@@ -136,6 +136,70 @@ impl ObjectCache for Unified {
         purge::tick();
     }
 
+    fn alloc_bulk(self, out: &mut [*mut u8]) -> usize {
+        if percpu::on() {
+            return percpu::alloc_bulk(&self.0.head, out);
+        }
+        let id = self.id();
+        let mut got = 0;
+        while got < out.len() {
+            let rest = &mut out[got..];
+            let mut n = slots::pop_many(id, rest);
+            // More than a magazine goes past it.
+            if n == 0 && rest.len() > MAX_CAPACITY && self.0.depot.full_count() == 0 {
+                purge::tick();
+                n = self.take_objects(topology::current_node(), rest);
+            }
+            if n == 0 {
+                let p = self.alloc_slow();
+                if p.is_null() {
+                    break;
+                }
+                rest[0] = p;
+                got += 1;
+                continue;
+            }
+            for p in &rest[..n] {
+                // SAFETY: an object of a slab, in an arena, that is now ours.
+                unsafe { checks::taken(*p, id) };
+            }
+            got += n;
+        }
+        got
+    }
+
+    unsafe fn free_bulk(self, objects: &[*mut u8]) {
+        if percpu::on() {
+            // SAFETY: promised by the caller.
+            return unsafe { percpu::free_bulk(self, &self.0.head, objects) };
+        }
+        let id = self.id();
+        let byte = granule::byte_of(id);
+        let mut rest = objects;
+        while let Some((first, others)) = rest.split_first() {
+            // As far as there is room, and nothing is wrong with them.
+            let valid = |p: &&*mut u8| match granule::primary_cell(**p) {
+                Some(mark) if mark.load(Relaxed) == byte => {
+                    // Twice in one call is caught too.
+                    checks::freed(mark);
+                    true
+                }
+                _ => false,
+            };
+            let n = rest.iter().take(slots::room(id)).take_while(valid).count();
+            // SAFETY: no more than there was room for.
+            unsafe { slots::push_many(id, &rest[..n]) };
+            rest = &rest[n..];
+            if n == 0 {
+                if let Some(p) = NonNull::new(*first) {
+                    // SAFETY: promised by the caller.
+                    unsafe { self.free(p) };
+                }
+                rest = others;
+            }
+        }
+    }
+
     fn shrink(self) -> usize {
         percpu::shrink(&self.0.head);
         if let Some(slot) = SlotRef::existing() {

@@ -248,25 +248,38 @@ fn matrix<O: Objects>(rng: &mut Rng) -> u64 {
     };
     let (a, b) = (fresh(), fresh());
     let mut product = Buf::<O>::filled(N * N * 8, 0);
+    multiply(&a, &b, &mut product)
+}
+
+/// Arithmetic, compiled once: in each backend's copy of a generic function the compiler may do
+/// well or not, and a backend's figure would say which (it was fourfold).
+#[inline(never)]
+fn multiply(a: &[u8], b: &[u8], product: &mut [u8]) -> u64 {
     let get = |matrix: &[u8], row: usize, column: usize| {
         let at = (row * N + column) * 8;
-        u64::from_le_bytes(std::array::from_fn(|i| matrix[at + i]))
+        let cell: [u8; 8] = matrix[at..at + 8].try_into().unwrap_or_default();
+        u64::from_le_bytes(cell)
     };
     for row in 0..N {
         for column in 0..N {
             let sum = (0..N).fold(0u64, |sum, k| {
-                sum.wrapping_add(get(&a, row, k).wrapping_mul(get(&b, k, column)))
+                sum.wrapping_add(get(a, row, k).wrapping_mul(get(b, k, column)))
             });
             let at = (row * N + column) * 8;
             product[at..at + 8].copy_from_slice(&sum.to_le_bytes());
         }
     }
-    get(&product, N - 1, N - 1)
+    get(product, N - 1, N - 1)
 }
 
 /// Counts primes below the length of a large object.
 fn sieve<O: Objects>(_: &mut Rng) -> u64 {
-    let mut composite = Buf::<O>::filled(20_000, 0);
+    count_primes(&mut Buf::<O>::filled(20_000, 0))
+}
+
+/// Compiled once, as [`multiply`].
+#[inline(never)]
+fn count_primes(composite: &mut [u8]) -> u64 {
     let mut primes = 0;
     for number in 2..composite.len() {
         if composite[number] == 0 {
