@@ -9,7 +9,8 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use page_alloc::sync::Lock;
 use page_alloc::topology::MAX_NODES;
 use page_alloc::{
-    Migratetype, Order, PageList, PageMap, PageRef, granule, meta, purge, slot, sparse, topology,
+    Migratetype, Order, PAGE_SIZE, PageList, PageMap, PageRef, granule, meta, purge, slot, sparse,
+    topology,
 };
 use slab_api::registry::{self, Backend, CacheHead};
 use slab_api::{
@@ -23,11 +24,14 @@ use crate::slab::{self, Freed};
 use crate::slot::{self as slots, SlotRef};
 
 /// Bytes of objects that a magazine of the largest level may hold.
-const MAGAZINE_BYTES: usize = 64 << 10;
+const MAGAZINE_BYTES: usize = 32 << 10;
 /// Bytes of objects that a depot may hold in full magazines.
 const DEPOT_BYTES: usize = 128 << 10;
 /// Objects of this many bytes are too large to be queued on suspicion.
 const LARGE_STRIDE: u32 = 128;
+/// Slots in use up to which a thread's queue begins as large as the last thread's was:
+/// with many, most of which wait, that would be memory that few need.
+const FEW_SLOTS: usize = 16;
 /// Misses at one level before the next magazines are larger.
 const GROW_AFTER: u32 = 8;
 
@@ -147,8 +151,10 @@ impl core::fmt::Debug for Unified {
     }
 }
 
+/// Counts an event. Two threads at once may count one: a locked addition would cost as much
+/// as the rest of a short slow path.
 fn bump(counter: &AtomicU64) {
-    counter.fetch_add(1, Relaxed);
+    counter.store(counter.load(Relaxed) + 1, Relaxed);
 }
 
 impl Unified {
@@ -355,7 +361,7 @@ impl Unified {
         let cold = slot.cold(self.id());
         let misses = cold.misses.load(Relaxed) + 1;
         let level = match (misses, cold.level.load(Relaxed)) {
-            (1, 0) => self.0.first_level.load(Relaxed),
+            (1, 0) if slots::in_use() <= FEW_SLOTS => self.0.first_level.load(Relaxed),
             (_, level) => level,
         };
         cold.level.store(level, Relaxed);

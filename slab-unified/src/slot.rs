@@ -236,7 +236,7 @@ impl SlotRef {
 
     /// Bytes that the slot may hold.
     pub(crate) fn budget(&self) -> usize {
-        budget::of(REGISTRY.in_use())
+        budget::of(in_use())
     }
 
     pub(crate) fn pop(&self, id: u32) -> *mut u8 {
@@ -338,6 +338,11 @@ impl SlotRef {
 /// The magazine that a cell of a slot names.
 fn named(cell: &AtomicU32) -> Option<Magazine> {
     Magazine::from_index(cell.load(Relaxed).checked_sub(1)?)
+}
+
+/// Slots that threads have.
+pub(crate) fn in_use() -> usize {
+    REGISTRY.in_use()
 }
 
 /// Ends a slow path.

@@ -88,6 +88,11 @@ impl Workload for Kernbench {
         USAGE
     }
 
+    // The floor is no library that a compiler could be run on.
+    fn takes(&self, backend: &str) -> bool {
+        !super::pages::is_page_backend(backend) && backend != crate::floor::NAME
+    }
+
     fn plan(&self, options: &Options) -> Result<Vec<Job>, String> {
         let settings = Settings::parse(options)?;
         let jobs = settings.at_once.iter().map(|&at_once| {

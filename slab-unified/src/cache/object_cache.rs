@@ -12,7 +12,11 @@ impl ObjectCache for Unified {
         let objects = (order.bytes() - guard) / stride;
         let max_level = (0..=MAX_LEVEL)
             .rev()
-            .find(|level| Magazine::capacity_of_level(*level) * stride <= MAGAZINE_BYTES)
+            .find(|level| {
+                let bytes = Magazine::capacity_of_level(*level) * stride;
+                // Pages come and go by the dozen: 13 of them are worth more.
+                bytes <= MAGAZINE_BYTES || (*level == 1 && stride <= PAGE_SIZE)
+            })
             .unwrap_or(0);
         let memory = meta::alloc(Self::record_bytes()).ok_or(CacheError::NoMemory)?;
         let record = memory.cast::<Record>();
