@@ -119,8 +119,8 @@ pub struct Row {
     /// Median over the rounds of the worker's largest resident set.
     #[serde(default)]
     pub rss_peak_kib: u64,
-    /// The worker's resident set after everything was freed and a rest, in the first round; 0
-    /// where none was taken.
+    /// The worker's resident set after everything was freed: the median over the rounds; of a
+    /// workload that rests before, of the first round, which does.
     #[serde(default)]
     pub rss_rest_kib: u64,
     /// Objects that went through the backend, as a mean of the samples (rows of one job share them).

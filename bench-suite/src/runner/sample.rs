@@ -25,6 +25,8 @@ pub struct Run {
     time_limit: Duration,
     specs: Vec<RowSpec>,
     rss_series: RssSeries,
+    /// Samples whose resting set counts rest before it is read.
+    rests: bool,
     /// Its rows go beside the others, not among them.
     pub is_floor: bool,
     /// One for each round so far.
@@ -57,6 +59,7 @@ impl Run {
             time_limit: task.job.time_limit,
             specs: task.job.rows.clone(),
             rss_series: Vec::new(),
+            rests: workloads::find(&task.workload).is_ok_and(|w| w.rests()),
             is_floor: *backend == Backend::Floor,
             answers: Vec::new(),
             failure,
@@ -115,8 +118,8 @@ impl Run {
                     describe(status, &stderr)
                 )
             })?;
-        if !watch && answer.outcome.program_rss_kib.is_none() {
-            // It went on to its end without a rest.
+        if !watch && self.rests {
+            // It went on to its end without the rest that the first round had.
             answer.rss_rest_kib = 0;
         }
         if answer.outcome.child_peak_kib > 0 || answer.outcome.program_rss_kib.is_some() {

@@ -123,6 +123,10 @@ pub trait Workload: Sync {
     fn takes(&self, backend: &str) -> bool {
         !pages::is_page_backend(backend)
     }
+    /// Whether it rests, where asked to ([`crate::worker::rests`]), before its resting set is read.
+    fn rests(&self) -> bool {
+        false
+    }
     /// Its jobs; the error is one line that names the option which is wrong.
     fn plan(&self, options: &Options) -> Result<Vec<Job>, String>;
     /// What stands under the workload's tables, if anything.

@@ -325,6 +325,10 @@ impl Workload for Classic {
         Ok(Settings::parse(options)?.rows.iter().map(job).collect())
     }
 
+    fn rests(&self) -> bool {
+        true
+    }
+
     fn route(&self) -> Route {
         Route::Worker
     }
