@@ -102,9 +102,10 @@ fn start(zone: &mut zone::ZoneInner) {
     }
 }
 
-/// Notes that a zone begins a block without memory. When much of what it has is idle all the same, in
-/// pieces too small for what it needs, the next look is due at once and takes them all.
-pub(crate) fn note_growth(zone: &mut zone::ZoneInner) {
+/// Notes that a zone begins a block without memory. When much of what it has is idle all
+/// the same, in pieces too small for what it needs, the next look is due at once and takes
+/// them all.
+pub(crate) fn note_growth(zone: &zone::ZoneInner) {
     let much = (arena::committed_bytes() >> PAGE_SHIFT) / 16;
     if zone.idle_pages() < much.max(LEAST_FRAGMENTS) || config::purge_ms().is_none() {
         return;
@@ -238,7 +239,8 @@ fn purge_zone(zone: &Zone, node: usize, most: usize, least_order: u8) -> usize {
     done + purge_parts(zone, node, most - done.min(most), least_order)
 }
 
-/// The second half of [`purge_zone`].
+/// Gives back stretches of `least_order` and up inside partly used blocks, until there are
+/// about `most` pages. Returns how many.
 fn purge_parts(zone: &Zone, node: usize, most: usize, least_order: u8) -> usize {
     let mut done = 0;
     arena::for_each_block_of(node, |frame| {

@@ -40,6 +40,20 @@ pub fn freed(mark: &AtomicU8) {
     }
 }
 
+/// Marks an object of a bulk as free, if it is one in use of the cache with this byte and in
+/// the first arena; else false, and nothing is done. An object twice in one bulk is false the
+/// second time.
+#[inline(always)]
+pub fn freed_if_in_use(p: *mut u8, byte: u8) -> bool {
+    match granule::primary_cell(p) {
+        Some(mark) if mark.load(Relaxed) == byte => {
+            freed(mark);
+            true
+        }
+        _ => false,
+    }
+}
+
 /// Called for each object of a fresh slab.
 ///
 /// # Safety

@@ -33,6 +33,7 @@ pub mod gaps;
 pub mod growth;
 pub mod guard;
 pub mod heap;
+pub mod interval;
 pub mod large;
 pub mod malloc;
 pub mod misuse;

@@ -154,14 +154,7 @@ impl ObjectCache for Classic {
         {
             // As far as there is room, and nothing is wrong with them.
             let done = slot.with_array(id, |view| {
-                let valid = |p: &&*mut u8| match granule::primary_cell(**p) {
-                    Some(mark) if mark.load(Relaxed) == byte => {
-                        // Twice in one call is caught too.
-                        checks::freed(mark);
-                        true
-                    }
-                    _ => false,
-                };
+                let valid = |p: &&*mut u8| checks::freed_if_in_use(**p, byte);
                 let room = view.room();
                 let n = rest.iter().take(room).take_while(valid).count();
                 view.put(&rest[..n])

@@ -16,10 +16,11 @@
 
 #![deny(unsafe_code)]
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 use page_alloc::sync::Lock;
 use page_alloc::{os, topology};
+use slab_api::interval::Interval;
 use slab_api::registry;
 
 use crate::array;
@@ -29,37 +30,31 @@ use crate::slot::SlotRef;
 /// Held by who walks caches that it does not use, and by who destroys one.
 pub(crate) static WALK: Lock<()> = Lock::new(());
 
-static INTERVAL: AtomicU64 = AtomicU64::new(2000);
+static INTERVAL: Interval = Interval::new(2000);
 
 /// Sets how often a slot is reaped, in milliseconds; a node is reaped half as often.
 /// 2000 at first, as in the kernel. For tests and experiments; takes effect as each
 /// slot's present interval ends.
 pub fn set_reap_interval(ms: u64) {
-    INTERVAL.store(ms.max(1), Relaxed);
+    INTERVAL.set(ms);
 }
 
 /// Reaps the calling thread's slot when that is due. Ends a slow path.
 #[inline]
 pub(crate) fn tick(slot: SlotRef) {
     let now = os::now_ms();
-    if now >= slot.next_reap().load(Relaxed) {
+    if INTERVAL.is_due(slot.next_reap(), now, slot.number()) {
         reap(slot, now);
     }
 }
 
 #[cold]
 fn reap(slot: SlotRef, now: u64) {
-    let interval = INTERVAL.load(Relaxed);
-    if slot.next_reap().load(Relaxed) == 0 {
-        // New: somewhere in the second interval, apart from the others.
-        let apart = slot.number() as u64 * 37 % interval;
-        slot.next_reap().store(now + interval + apart, Relaxed);
-        return;
-    }
     // Who finds it taken comes back with its next slow path.
     let Some(_walk) = WALK.try_lock() else {
         return;
     };
+    let interval = INTERVAL.ms();
     slot.next_reap().store(now + interval, Relaxed);
     let nodes = topology::nodes();
     let remote = (slot.reap_node().load(Relaxed) as usize + 1) % nodes;
@@ -130,7 +125,7 @@ impl Classic {
     /// The nodes' parts of a reap, as far as they are due, and the aliens: for slots that
     /// are CPUs, which have no arrays of their own here.
     pub(crate) fn reap_past(self) {
-        let (now, interval) = (os::now_ms(), INTERVAL.load(Relaxed));
+        let (now, interval) = (os::now_ms(), INTERVAL.ms());
         let nodes = topology::nodes();
         for node in 0..nodes {
             (0..nodes).for_each(|home| self.drain_alien(node, home));

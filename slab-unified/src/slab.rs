@@ -9,8 +9,8 @@
 //! object follows from its address by a shift, without a division by its size; where
 //! the slab is one page, a part is a granule, and the address follows from the bit too.
 //! Slabs of several pages and more objects than that (only those with a guard page,
-//! [`guard`], are such) have a bit for each granule, in the records of all their pages. The node's lock guards all
-//! of it.
+//! [`guard`], are such) have a bit for each granule, in the records of all their pages.
+//! The node's lock guards all of it.
 
 #![deny(unsafe_code)]
 
@@ -203,6 +203,7 @@ pub(crate) enum Freed {
 /// Marks the first of `objects`, which lies in `page` of the slab at `head`, free, and those
 /// after it that lie in the slab too (in the page, where it has bits of its own); returns
 /// how many, and what became of the slab.
+///
 /// `parts`: the order of a compact slab; `None` for others and for slabs of one page (`ONE`),
 /// where the compiler is to see that a part is a granule.
 #[inline]

@@ -257,6 +257,11 @@ impl SlotRef {
         }
     }
 
+    /// A small number that tells this slot from others.
+    pub(crate) fn number(&self) -> usize {
+        self.record().registry
+    }
+
     pub(crate) fn next_expiry(&self) -> &AtomicU64 {
         &self.record().next_expiry
     }

@@ -10,17 +10,18 @@
 #![deny(unsafe_code)]
 
 use page_alloc::os;
+use slab_api::interval::Interval;
 
 use super::*;
 
-static INTERVAL: AtomicU64 = AtomicU64::new(1000);
+static INTERVAL: Interval = Interval::new(1000);
 /// When the depots are looked at next.
 static NEXT_DEPOTS: AtomicU64 = AtomicU64::new(0);
 
 /// Sets how often idle queues are looked for, in milliseconds; 1000 at first. For tests and
 /// experiments; takes effect as each present interval ends.
 pub fn set_expiry_interval(ms: u64) {
-    INTERVAL.store(ms.max(1), Relaxed);
+    INTERVAL.set(ms);
 }
 
 /// Lets the calling thread's slot expire when that is due. Near the end of a slow path,
@@ -28,23 +29,19 @@ pub fn set_expiry_interval(ms: u64) {
 #[inline]
 pub(crate) fn tick(slot: SlotRef) {
     let now = os::now_ms();
-    if now >= slot.next_expiry().load(Relaxed) {
+    if INTERVAL.is_due(slot.next_expiry(), now, slot.number()) {
         expire(slot, now);
     }
 }
 
 #[cold]
 fn expire(slot: SlotRef, now: u64) {
-    let interval = INTERVAL.load(Relaxed);
-    let first = slot.next_expiry().load(Relaxed) == 0;
-    slot.next_expiry().store(now + interval, Relaxed);
-    if first {
-        return;
-    }
-    // Who finds it taken comes back an interval later.
+    // Who finds it taken comes back with its next slow path.
     let Some(_slots) = registry::try_slots_lock() else {
         return;
     };
+    let interval = INTERVAL.ms();
+    slot.next_expiry().store(now + interval, Relaxed);
     // Under the lock: one thread at a time.
     let depots = now >= NEXT_DEPOTS.load(Relaxed);
     if depots {

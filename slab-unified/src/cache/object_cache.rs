@@ -182,14 +182,7 @@ impl ObjectCache for Unified {
         let mut rest = objects;
         while let Some((first, others)) = rest.split_first() {
             // As far as there is room, and nothing is wrong with them.
-            let valid = |p: &&*mut u8| match granule::primary_cell(**p) {
-                Some(mark) if mark.load(Relaxed) == byte => {
-                    // Twice in one call is caught too.
-                    checks::freed(mark);
-                    true
-                }
-                _ => false,
-            };
+            let valid = |p: &&*mut u8| checks::freed_if_in_use(**p, byte);
             let n = rest.iter().take(slots::room(id)).take_while(valid).count();
             // SAFETY: no more than there was room for.
             unsafe { slots::push_many(id, &rest[..n]) };

@@ -16,10 +16,11 @@
 
 #![deny(unsafe_code)]
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 use page_alloc::os;
 use page_alloc::sync::Lock;
+use slab_api::interval::Interval;
 use slab_api::registry;
 
 use super::cache::{self, UnifiedV4, bump};
@@ -29,37 +30,31 @@ use super::slot::SlotRef;
 /// Held by who walks caches that it does not use, and by who destroys one.
 pub(crate) static WALK: Lock<()> = Lock::new(());
 
-static INTERVAL: AtomicU64 = AtomicU64::new(2000);
+static INTERVAL: Interval = Interval::new(2000);
 
 /// Sets after how many milliseconds a slot's untouched queues expire; shared ones take
 /// twice as long. 2000 at first. For tests and experiments; takes effect as each slot's
 /// present interval ends.
 pub fn set_expiry_interval(ms: u64) {
-    INTERVAL.store(ms.max(1), Relaxed);
+    INTERVAL.set(ms);
 }
 
 /// Lets the calling thread's slot expire when that is due. Ends a slow path.
 #[inline]
 pub(crate) fn tick(slot: SlotRef) {
     let now = os::now_ms();
-    if now >= slot.next_expiry().load(Relaxed) {
+    if INTERVAL.is_due(slot.next_expiry(), now, slot.number()) {
         expire(slot, now);
     }
 }
 
 #[cold]
 fn expire(slot: SlotRef, now: u64) {
-    let interval = INTERVAL.load(Relaxed);
-    if slot.next_expiry().load(Relaxed) == 0 {
-        // New: somewhere in the second interval, apart from the others.
-        let apart = slot.number() as u64 * 37 % interval;
-        slot.next_expiry().store(now + interval + apart, Relaxed);
-        return;
-    }
     // Who finds it taken comes back with its next slow path.
     let Some(_walk) = WALK.try_lock() else {
         return;
     };
+    let interval = INTERVAL.ms();
     slot.next_expiry().store(now + interval, Relaxed);
     registry::for_each(|head| {
         if let Some(cache) = cache::of(head) {

@@ -56,8 +56,8 @@ impl Size {
     }
 }
 
-/// How long the program rests before its resting set is read: two looks of our purger, and
-/// more than the decay of the peers' that have one by default.
+/// How long the program rests before its resting set is read: two looks of our purger. A
+/// malloc whose memory decays over longer (jemalloc's does over 10 s) has not finished by then.
 const REST: Duration = Duration::from_millis(1500);
 
 /// What a row brings home.
