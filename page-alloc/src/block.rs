@@ -51,6 +51,9 @@ pub(crate) const BLOCK_ISOLATED: u64 = 8;
 
 /// The block is kept for urgent requests, also when it is wholly free.
 pub(crate) const BLOCK_RESERVED: u64 = 16;
+/// The block was used since it was given back as a whole: its part of the granule map, and a
+/// huge page of it, may hold memory even when no free page does.
+pub(crate) const BLOCK_USED: u64 = 32;
 
 impl Block {
     /// The type whose pages this block takes.

@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::arena::{self, Arena, Frame};
 use crate::bits::Bits;
-use crate::block::{BLOCK_RESERVED, Block};
+use crate::block::{BLOCK_RESERVED, BLOCK_USED, Block};
 use crate::config;
 use crate::list::List;
 use crate::types::{MIGRATETYPES, Migratetype, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
@@ -202,6 +202,9 @@ impl Buddy {
         let was_whole = block.listed.load(Relaxed) == WHOLE;
         if was_whole || block.free() == 0 {
             self.relist(frame);
+        }
+        if block.free() + pages.count() == PAGEBLOCK_PAGES {
+            block.set_flag(BLOCK_USED, true);
         }
         idle > 0
     }

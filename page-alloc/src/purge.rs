@@ -5,8 +5,8 @@
 //! back. It takes no more than what *nobody needed* since its last look (the low
 //! mark of idle pages), so a program that frees and takes the same memory
 //! again and again pays nothing. Whole blocks go first, then chunks of 64 KiB and
-//! up; smaller ones only on [`trim`], and when a fresh block is begun although a sixteenth
-//! of the heap is idle.
+//! up; smaller ones only on [`trim`], when a fresh block is begun although a sixteenth
+//! of the heap is idle, and, some at a time, when 8 MiB of them are idle for two looks.
 //!
 //! There is no thread behind it: slow paths call [`tick`]. For threads that take
 //! only fast paths, [`pending`] tells the backends to arm their slots; a program
@@ -23,7 +23,7 @@ use core::sync::atomic::{
 
 use crate::arena::{self, Frame};
 use crate::bits::Bits;
-use crate::block::{BLOCK_HUGE, BLOCK_NO_HUGE};
+use crate::block::{BLOCK_HUGE, BLOCK_NO_HUGE, BLOCK_USED, Block};
 use crate::config;
 use crate::os;
 use crate::pcp;
@@ -35,9 +35,25 @@ use crate::zone::{self, Zone};
 const KEEP: usize = 128;
 /// The smallest order that the timer gives back.
 const TIMER_ORDER: u8 = 4;
+
+/// What is given back of a partly used block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pieces {
+    /// Stretches of [`TIMER_ORDER`] and up.
+    Large,
+    /// All pages that may hold data.
+    All,
+    /// The same, and of blocks with a huge page all that is free.
+    Untouched,
+}
+
 const BATCH: usize = 16;
-/// Idle pages below which a heap that grows is not searched for more.
+/// Idle pages below which nobody searches for small pieces.
 const LEAST_FRAGMENTS: usize = 2048;
+/// Idle pages in small pieces that one look gives back, each by a system call of its own.
+const SHARE: usize = 2048;
+/// Looks in one delay while that goes on.
+const SHARES: u64 = 16;
 /// log2 of the granule map's bytes for a page.
 const MAP_SHIFT: usize = PAGE_SHIFT - GRANULE_SHIFT;
 
@@ -52,6 +68,9 @@ static EXCLUDED: AtomicU64 = AtomicU64::new(0);
 const MAX_EXCLUDED: u64 = 2048;
 /// A fresh block was begun although much is idle: the next look takes the smallest pieces too.
 static FRAGMENTED: AtomicBool = AtomicBool::new(false);
+/// The last look left much that nobody had needed, in small pieces: so does the next, or
+/// it takes a share of them.
+static LEFT: AtomicBool = AtomicBool::new(false);
 
 /// Whether freed memory waits for its delay.
 #[inline]
@@ -139,29 +158,54 @@ fn look() {
     }
     // Threads that are idle would keep what they hold.
     pcp::drain_all();
-    let mut again = false;
+    let (mut again, mut left) = (false, false);
     let fragmented = FRAGMENTED.swap(false, Relaxed);
+    let take_left = LEFT.load(Relaxed);
     for (node, zone) in zone::zones().iter().enumerate() {
         let due = {
             let mut zone = zone.lock();
             zone.merge_recent();
             zone.idle_low.saturating_sub(KEEP)
         };
-        let given = if fragmented {
-            purge_parts(zone, node, usize::MAX, 0)
+        let mut given = if fragmented {
+            purge_parts(zone, node, usize::MAX, Pieces::All)
         } else if due > 0 {
-            purge_zone(zone, node, due, TIMER_ORDER)
+            purge_zone(zone, node, due, Pieces::Large)
         } else {
             0
         };
+        // What nobody needed and is still here lies in small pieces. Once begun, little is
+        // left of them.
+        let least = if take_left {
+            SHARE / 8
+        } else {
+            LEAST_FRAGMENTS
+        };
+        let many = |given: usize| due.saturating_sub(given) >= least;
+        if take_left && many(given) {
+            given += purge_parts(zone, node, SHARE.min(due - given), Pieces::All);
+        }
+        let more = many(given);
+        left |= more;
         let mut zone = zone.lock();
-        zone.idle_low = zone.idle_pages();
+        let idle = zone.idle_pages();
+        // Shares follow each other soon: what they may take is what nobody needed since
+        // before the first.
+        zone.idle_low = if more && take_left {
+            (KEEP + due - given).min(idle)
+        } else {
+            idle
+        };
         // What was needed this time may not be next time. When nothing could be
         // given back (small chunks, refusals), there is no use in looking again.
         again |= zone.idle_low > KEEP && (due == 0 || given > 0);
     }
+    let refused = take_left && !again;
+    left &= !refused;
+    LEFT.store(left, Relaxed);
     let next = match config::purge_ms() {
-        Some(ms) if again => now + ms.max(1),
+        Some(ms) if left && take_left => now + (ms / SHARES).max(1),
+        Some(ms) if again || left => now + ms.max(1),
         _ => 0,
     };
     DEADLINE.store(next, Relaxed);
@@ -180,7 +224,7 @@ pub fn trim() -> usize {
         .enumerate()
         .map(|(node, zone)| {
             zone.lock().release_urgent();
-            purge_zone(zone, node, usize::MAX, 0)
+            purge_zone(zone, node, usize::MAX, Pieces::Untouched)
         })
         .sum()
 }
@@ -224,9 +268,9 @@ pub(crate) fn with_raw_lock(f: impl FnOnce(&FutexLock)) {
     f(crate::fork::raw(&PURGER));
 }
 
-/// Gives back about `most` pages: whole blocks first, then stretches of
-/// `least_order` and up inside blocks. Returns how many.
-fn purge_zone(zone: &Zone, node: usize, most: usize, least_order: u8) -> usize {
+/// Gives back about `most` pages: whole blocks first, then pieces of blocks. Returns how
+/// many.
+fn purge_zone(zone: &Zone, node: usize, most: usize, pieces: Pieces) -> usize {
     let mut done = 0;
     while done < most {
         match purge_whole(zone, most - done) {
@@ -236,19 +280,20 @@ fn purge_zone(zone: &Zone, node: usize, most: usize, least_order: u8) -> usize {
             Ok(pages) => done += pages,
         }
     }
-    done + purge_parts(zone, node, most - done.min(most), least_order)
+    done + purge_parts(zone, node, most - done.min(most), pieces)
 }
 
-/// Gives back stretches of `least_order` and up inside partly used blocks, until there are
-/// about `most` pages. Returns how many.
-fn purge_parts(zone: &Zone, node: usize, most: usize, least_order: u8) -> usize {
+/// Gives back pieces of partly used blocks, until there are about `most` pages. Returns
+/// how many.
+fn purge_parts(zone: &Zone, node: usize, most: usize, pieces: Pieces) -> usize {
     let mut done = 0;
     arena::for_each_block_of(node, |frame| {
         let block = frame.arena.block(frame.index);
-        if done >= most || block.idle() == 0 {
+        let untouched = pieces == Pieces::Untouched && holds_untouched(block);
+        if done >= most || (block.idle() == 0 && !untouched) {
             return done < most;
         }
-        match purge_part(zone, frame, least_order) {
+        match purge_part(zone, frame, pieces) {
             Ok(pages) => {
                 done += pages;
                 true
@@ -268,7 +313,11 @@ fn purge_whole(zone: &Zone, most: usize) -> Result<usize, Refused> {
     let mut blocks: [Option<Frame>; BATCH] = [None; BATCH];
     {
         let mut zone = zone.lock();
-        let idle = |frame: &Frame| frame.arena.block(frame.index).idle() > 0;
+        // Of a block that was given back in pieces the map is left.
+        let idle = |frame: &Frame| {
+            let block = frame.arena.block(frame.index);
+            block.idle() > 0 || block.flag(BLOCK_USED)
+        };
         let wanted = most.div_ceil(PAGEBLOCK_PAGES).min(BATCH);
         for (cell, frame) in blocks[..wanted]
             .iter_mut()
@@ -308,11 +357,16 @@ fn purge_whole(zone: &Zone, most: usize) -> Result<usize, Refused> {
             let _ = unsafe { os::discard(granules, (count * PAGEBLOCK_PAGES) << MAP_SHIFT) };
         }
         for frame in blocks[at..at + count].iter().flatten() {
+            let block = frame.arena.block(frame.index);
+            let pages = if given { block.dirty_map().count() } else { 0 };
+            done += pages.max(1);
             if given {
-                done += PAGEBLOCK_PAGES;
                 admit_huge(*frame);
             }
             let mut zone = zone.lock();
+            if given {
+                block.set_flag(BLOCK_USED, false);
+            }
             // Unless given back, the map knows which pages hold data.
             let dirty = if given { Some(false) } else { None };
             zone.buddy.put(
@@ -321,7 +375,7 @@ fn purge_whole(zone: &Zone, most: usize) -> Result<usize, Refused> {
                 frame.index + PAGEBLOCK_PAGES,
                 dirty,
             );
-            zone.counters.purged_pages += if given { PAGEBLOCK_PAGES as u64 } else { 0 };
+            zone.counters.purged_pages += pages as u64;
         }
         at += count;
     }
@@ -339,42 +393,63 @@ fn admit_huge(frame: Frame) {
     }
 }
 
-/// Gives the free stretches of 2^least_order pages and more of a partly used block
-/// back. Returns their pages; 0 also when it is not worth it.
-fn purge_part(zone: &Zone, frame: Frame, least_order: u8) -> Result<usize, Refused> {
+/// Whether free pages of a block may have memory though nobody used them: a huge page
+/// gave it to them.
+fn holds_untouched(block: &Block) -> bool {
+    block.flag(BLOCK_HUGE) && block.free() > 0 && block.free() < PAGEBLOCK_PAGES
+}
+
+/// Gives the pieces of a partly used block back. Returns their pages; 0 also when it is not
+/// worth it.
+fn purge_part(zone: &Zone, frame: Frame, pieces: Pieces) -> Result<usize, Refused> {
     // Kernel pages larger than ours bound what can be given back.
     let unit = os::page_size() / PAGE_SIZE;
     let block = frame.arena.block(frame.index);
-    let mut pages = Bits::default();
-    {
-        let mut zone = zone.lock();
+    let shortest = if pieces == Pieces::Large {
+        1 << TIMER_ORDER
+    } else {
+        1
+    };
+    // Under the zone's lock.
+    let found = || {
+        let mut pages = Bits::default();
         if block.is_isolated() {
-            return Ok(0);
+            return pages;
         }
         for (from, to) in block.free_map().and(block.dirty_map()).runs() {
             let (from, to) = (from.next_multiple_of(unit), to / unit * unit);
-            if from < to && to - from >= 1 << least_order {
+            if from < to && to - from >= shortest {
                 pages = pages.or(Bits::range(from, to));
             }
         }
+        pages
+    };
+    if block.flag(BLOCK_HUGE) {
         // Breaking a huge page is not worth less than an eighth of it, for the timer.
-        let least = if block.flag(BLOCK_HUGE) && least_order > 0 {
-            PAGEBLOCK_PAGES / 8
-        } else {
-            1
+        let least = match pieces {
+            Pieces::Large => PAGEBLOCK_PAGES / 8,
+            Pieces::All => 1,
+            Pieces::Untouched => 0,
         };
-        if pages.count() < least {
+        let enough = {
+            let _zone = zone.lock();
+            found().count() >= least
+        };
+        if !enough || !exclude_huge(frame) {
             return Ok(0);
         }
-        zone.buddy.take(frame, pages);
     }
-    let excluded = exclude_huge(frame);
-    let given = excluded
-        && pages.runs().all(|(from, to)| {
-            let at = frame.arena.address(frame.index + from);
-            // SAFETY: free pages that are not in the free maps: nobody's.
-            unsafe { os::discard(at, (to - from) << PAGE_SHIFT) }
-        });
+    let pages = {
+        let mut zone = zone.lock();
+        let pages = found();
+        zone.buddy.take(frame, pages);
+        pages
+    };
+    let given = pages.runs().all(|(from, to)| {
+        let at = frame.arena.address(frame.index + from);
+        // SAFETY: free pages that are not in the free maps: nobody's.
+        unsafe { os::discard(at, (to - from) << PAGE_SHIFT) }
+    });
     let mut zone = zone.lock();
     for (from, to) in pages.runs() {
         let start = frame.index;
@@ -382,7 +457,7 @@ fn purge_part(zone: &Zone, frame: Frame, least_order: u8) -> Result<usize, Refus
         zone.buddy.put(frame.arena, start + from, start + to, dirty);
     }
     if !given {
-        return if excluded { Err(()) } else { Ok(0) };
+        return Err(());
     }
     zone.counters.purged_pages += pages.count() as u64;
     Ok(pages.count())
@@ -402,5 +477,18 @@ fn exclude_huge(frame: Frame) -> bool {
     block.change_flags(BLOCK_HUGE, BLOCK_NO_HUGE);
     // SAFETY: committed, whole kernel pages.
     unsafe { os::huge(frame.arena.address(frame.index), PAGEBLOCK_SIZE, false) };
+    // The huge page gave memory to free pages that nobody had used yet. From now on it
+    // is kept like that of any other.
+    let mut zone = zone::zone_of(frame).lock();
+    if block.is_isolated() {
+        return true;
+    }
+    let clean = block.free_map().minus(block.dirty_map());
+    zone.buddy.take(frame, clean);
+    for (from, to) in clean.runs() {
+        let start = frame.index;
+        zone.buddy
+            .put(frame.arena, start + from, start + to, Some(true));
+    }
     true
 }

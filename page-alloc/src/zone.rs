@@ -118,6 +118,18 @@ pub(crate) fn recent_pages() -> usize {
     zones().iter().map(|zone| zone.lock().recent_pages()).sum()
 }
 
+/// Heap bytes that somebody uses: those committed less the free ones. Pages in slots' lists
+/// count as used. Takes each zone's lock for a moment.
+pub fn used_bytes() -> usize {
+    let free: usize = (zones().iter())
+        .map(|zone| {
+            let zone = zone.lock();
+            zone.buddy.free_pages() + zone.recent_pages
+        })
+        .sum();
+    arena::committed_bytes().saturating_sub(free << crate::PAGE_SHIFT)
+}
+
 /// The zone that owns a page.
 pub(crate) fn zone_of(frame: Frame) -> &'static Zone {
     &ZONES[frame.arena.node_of(frame.index)]

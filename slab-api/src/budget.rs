@@ -1,8 +1,11 @@
 //! Byte budgets of threads' slots: what a slot's queues and page lists may hold together.
 //!
 //! ```text
-//!   budget of a slot = 1/16 of the heap / slots in use, within limits
+//!   budget of a slot = 1/16 of the heap in use / slots in use, within limits
 //! ```
+//! While a program frees all that it had, the queues shrink along, or what they hold at the
+//! end would keep many times as much memory in slabs that are free but for it.
+//!
 //! A program of a few threads is not held back by it; one of hundreds, most of which
 //! wait, would otherwise keep in each what only one can use. A thread's slot is the
 //! thread's alone, so the thread itself sees to it: every few natural slow paths it adds
@@ -15,7 +18,7 @@
 
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use page_alloc::{committed_bytes, pcp};
+use page_alloc::{pcp, used_bytes};
 
 use crate::registry::{self, CacheHead};
 
@@ -24,12 +27,15 @@ const SHARE: usize = 16;
 const TOTAL: (usize, usize) = (2 << 20, 16 << 20);
 /// Bytes that a slot may hold whatever their number.
 const LEAST: usize = 16 << 10;
-/// The part of all slots' bytes that one may hold at most.
+/// The part of all slots' bytes that one may hold at most, and what it may hold at least
+/// where slots are few: a thread that goes through all sizes up to 4 KiB, 16 objects of
+/// each, has a mebibyte in turn.
 const MOST: usize = 4;
+const ALONE: usize = 1 << 20;
 /// Slow paths from one look to the next, at least.
 const EVERY: u16 = 8;
 /// How often that may double while looks find nothing to do.
-const MOST_SHIFT: u16 = 5;
+const MOST_SHIFT: u16 = 3;
 
 static TRIMS: AtomicU64 = AtomicU64::new(0);
 
@@ -38,14 +44,14 @@ pub fn trims() -> u64 {
     TRIMS.load(Relaxed)
 }
 
-/// The budget of a slot where so many are in use.
+/// The budget of a slot where so many are in use. Takes the zones' locks for a moment.
 pub fn of(slots: usize) -> usize {
-    share(slots, committed_bytes())
+    share(slots, used_bytes())
 }
 
 fn share(slots: usize, heap: usize) -> usize {
     let total = (heap / SHARE).clamp(TOTAL.0, TOTAL.1);
-    (total / slots.max(1)).clamp(LEAST, total / MOST)
+    (total / slots.max(1)).clamp(LEAST, ALONE.max(total / MOST))
 }
 
 /// A slot's part of the book-keeping. All zero at first.
@@ -126,8 +132,9 @@ mod tests {
 
     #[test]
     fn few_threads_have_much_and_many_have_little() {
-        assert_eq!(share(0, 0), 512 << 10);
-        assert_eq!(share(1, 32 << 20), 512 << 10);
+        assert_eq!(share(0, 0), 1 << 20);
+        assert_eq!(share(1, 32 << 20), 1 << 20);
+        assert_eq!(share(4, 32 << 20), 512 << 10);
         assert_eq!(share(1, 128 << 20), 2 << 20);
         assert_eq!(share(1, 1 << 30), 4 << 20);
         assert_eq!(share(16, 32 << 20), 128 << 10);

@@ -78,7 +78,9 @@ extern "C" fn look() {
     errno::kept(|| {
         let now = os::now_ms();
         with_count(|count| {
-            let period = if now.wrapping_sub(count.last.get()) >= LIGHT {
+            // The first look of a thread has no look before it.
+            let light = count.last.get() != 0 && now - count.last.get() >= LIGHT;
+            let period = if light {
                 count.period.get() / 8
             } else {
                 (count.period.get() * 2).min(MOST)
@@ -86,8 +88,9 @@ extern "C" fn look() {
             count.period.set(period.max(1));
             count.budget.set(period.max(1) as i32 - 1);
             count.last.set(now);
-            // The first look of a thread has no look before it.
-            if period > 0 && period < MOST / 8 {
+            // A thread that works in short bursts is light as well, however long its period
+            // is by the end of one.
+            if light {
                 reap(now);
             }
         });

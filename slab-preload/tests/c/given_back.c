@@ -2,8 +2,9 @@
  *   small   blocks of 1000 bytes             mixed   blocks of 16 bytes to 100 kB, freed in random order
  *   large   blocks of 1 to 5 MB              thread  blocks of 300 bytes by 8 threads that end
  *   handed  blocks of 500 bytes, freed by another thread than the one that made them
- * argv[2]: when it is looked at: "light" after 1.5 s with few calls; "trim" at once, after malloc_trim; or a number of
- * seconds, with few calls. Prints before, peak and after in kB; exit 0 if at most 30 MB more than before are left. */
+ *   drift   140 MB in use: blocks of 128 to 255 bytes; then ever larger ones push random old ones out
+ * argv[2]: when it is looked at: "light" after 1.5 s with few calls; "bursts" after 2 s with 200 calls in a row every
+ * 10 ms; "trim" at once, after malloc_trim; or a number of seconds, with few calls. Prints before, peak and after in kB; exit 0 if at most 30 MB more than before are left. */
 #define _GNU_SOURCE
 #include <malloc.h>
 #include <pthread.h>
@@ -45,6 +46,26 @@ static void make(const char *how, size_t bytes) {
     }
 }
 
+static void drift(void) {
+    enum { LIVE = 140000000 };
+    unsigned long seed = 88172645463325252;
+    size_t live = 0;
+    for (size_t least = 128; least <= 2048; least *= 2)
+        for (size_t added = 0; added < LIVE * 3ul / 2;) {
+            seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17;
+            size_t n = least + seed % least;
+            if (!(blocks[count] = malloc(n))) exit(8);
+            memset(blocks[count++], 1, n);
+            added += n;
+            for (live += n; live > LIVE; count--) {
+                long j = (seed >> 20) % count;
+                live -= malloc_usable_size(blocks[j]) < live ? malloc_usable_size(blocks[j]) : live;
+                free(blocks[j]);
+                blocks[j] = blocks[count - 1];
+            }
+        }
+}
+
 static void *free_all(void *arg) {
     unsigned long seed = 88172645463325252;
     for (long i = count - 1; arg && i > 0; i--) {
@@ -82,15 +103,21 @@ int main(int argc, char **argv) {
         pthread_barrier_wait(&barrier);
         for (int i = 0; i < 8; i++) pthread_join(t[i], 0);
     } else {
-        make(how, BYTES);
+        if (how[0] == 'd') drift();
+        else make(how, BYTES);
         peak = rss_kb();
         if (how[0] == 'h') {
             pthread_t t;
             if (pthread_create(&t, 0, free_all, 0)) return 2;
             pthread_join(t, 0);
-        } else free_all(how[0] == 'm' ? how : 0);
+        } else free_all(how[0] == 'm' || how[0] == 'd' ? how : 0);
     }
     if (when[0] == 't') malloc_trim(0);
+    else if (when[0] == 'b')
+        for (int k = 0; k < 200; k++) {
+            for (int i = 0; i < 100; i++) free(malloc(16 + (k * 100 + i) * 37 % 2000));
+            usleep(10000);
+        }
     else {
         double seconds = when[0] == 'l' ? 1.5 : atof(when);
         for (int k = 0; k < seconds * 100; k++) { /* 300 calls a second */
