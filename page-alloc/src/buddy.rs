@@ -203,7 +203,8 @@ impl Buddy {
         if was_whole || block.free() == 0 {
             self.relist(frame);
         }
-        if block.free() + pages.count() == PAGEBLOCK_PAGES {
+        let was_free = block.free() + pages.count() == PAGEBLOCK_PAGES;
+        if was_free && !block.flag(BLOCK_USED) {
             block.set_flag(BLOCK_USED, true);
         }
         idle > 0

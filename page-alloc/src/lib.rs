@@ -79,7 +79,7 @@ pub use types::{
     GRANULE, GRANULE_SHIFT, MAX_ORDER, MIGRATETYPES, Migratetype, ORDERS, Order, PAGE_SHIFT,
     PAGE_SIZE, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, PAGEBLOCK_SIZE,
 };
-pub use zone::{ZoneCounters, used_bytes};
+pub use zone::ZoneCounters;
 
 /// What is wrong with a request about pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

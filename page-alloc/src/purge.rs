@@ -35,18 +35,6 @@ use crate::zone::{self, Zone};
 const KEEP: usize = 128;
 /// The smallest order that the timer gives back.
 const TIMER_ORDER: u8 = 4;
-
-/// What is given back of a partly used block.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pieces {
-    /// Stretches of [`TIMER_ORDER`] and up.
-    Large,
-    /// All pages that may hold data.
-    All,
-    /// The same, and of blocks with a huge page all that is free.
-    Untouched,
-}
-
 const BATCH: usize = 16;
 /// Idle pages below which nobody searches for small pieces.
 const LEAST_FRAGMENTS: usize = 2048;
@@ -71,6 +59,17 @@ static FRAGMENTED: AtomicBool = AtomicBool::new(false);
 /// The last look left much that nobody had needed, in small pieces: so does the next, or
 /// it takes a share of them.
 static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// What is given back of a partly used block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pieces {
+    /// Stretches of [`TIMER_ORDER`] and up.
+    Large,
+    /// All pages that may hold data.
+    All,
+    /// The same, and of blocks with a huge page all that is free.
+    Untouched,
+}
 
 /// Whether freed memory waits for its delay.
 #[inline]
@@ -181,27 +180,30 @@ fn look() {
         } else {
             LEAST_FRAGMENTS
         };
-        let many = |given: usize| due.saturating_sub(given) >= least;
-        if take_left && many(given) {
-            given += purge_parts(zone, node, SHARE.min(due - given), Pieces::All);
+        let rest = |given: usize| Some(due.saturating_sub(given)).filter(|rest| *rest >= least);
+        let mut stuck = false;
+        if let Some(rest) = rest(given)
+            && take_left
+        {
+            let share = purge_parts(zone, node, SHARE.min(rest), Pieces::All);
+            // Locked memory, or huge pages that nobody may break: no use in trying on.
+            stuck = share == 0;
+            given += share;
         }
-        let more = many(given);
-        left |= more;
+        let more = rest(given).filter(|_| !stuck);
+        left |= more.is_some();
         let mut zone = zone.lock();
         let idle = zone.idle_pages();
         // Shares follow each other soon: what they may take is what nobody needed since
         // before the first.
-        zone.idle_low = if more && take_left {
-            (KEEP + due - given).min(idle)
-        } else {
-            idle
+        zone.idle_low = match more {
+            Some(rest) if take_left => (KEEP + rest).min(idle),
+            _ => idle,
         };
         // What was needed this time may not be next time. When nothing could be
         // given back (small chunks, refusals), there is no use in looking again.
         again |= zone.idle_low > KEEP && (due == 0 || given > 0);
     }
-    let refused = take_left && !again;
-    left &= !refused;
     LEFT.store(left, Relaxed);
     let next = match config::purge_ms() {
         Some(ms) if left && take_left => now + (ms / SHARES).max(1),

@@ -10,7 +10,7 @@ use crate::evacuate;
 pub use crate::hist::Histogram;
 use crate::pcp;
 use crate::types::{
-    MAX_ORDER, MIGRATETYPES, Migratetype, ORDERS, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES,
+    MAX_ORDER, MIGRATETYPES, Migratetype, ORDERS, PAGE_SHIFT, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES,
 };
 use crate::zone::{self, ZoneCounters};
 
@@ -38,6 +38,18 @@ pub struct ZoneStats {
     pub used: [usize; MIGRATETYPES],
     /// Event counters.
     pub counters: ZoneCounters,
+}
+
+/// Heap bytes that somebody uses: those committed less the free ones. Pages in slots' lists
+/// count as used. Takes each zone's lock for a moment.
+pub fn used_bytes() -> usize {
+    let free: usize = (zone::zones().iter())
+        .map(|zone| {
+            let zone = zone.lock();
+            zone.buddy.free_pages() + zone.recent_pages()
+        })
+        .sum();
+    arena::committed_bytes().saturating_sub(free << PAGE_SHIFT)
 }
 
 /// Takes a snapshot of a node's zone; `None` for a node that does not exist.

@@ -22,7 +22,7 @@
 
 use crate::arena::{self, Arena, Frame, Growth};
 use crate::bits::Bits;
-use crate::block::{BLOCK_ISOLATED, BLOCK_RESERVED, Block};
+use crate::block::{BLOCK_RESERVED, Block};
 use crate::buddy::Buddy;
 use crate::config;
 use crate::page::{PageKind, PageRef};
@@ -116,18 +116,6 @@ pub(crate) fn merge_recent() {
 /// Pages in runs that the zones keep unmerged.
 pub(crate) fn recent_pages() -> usize {
     zones().iter().map(|zone| zone.lock().recent_pages()).sum()
-}
-
-/// Heap bytes that somebody uses: those committed less the free ones. Pages in slots' lists
-/// count as used. Takes each zone's lock for a moment.
-pub fn used_bytes() -> usize {
-    let free: usize = (zones().iter())
-        .map(|zone| {
-            let zone = zone.lock();
-            zone.buddy.free_pages() + zone.recent_pages
-        })
-        .sum();
-    arena::committed_bytes().saturating_sub(free << crate::PAGE_SHIFT)
 }
 
 /// The zone that owns a page.
@@ -472,66 +460,6 @@ impl ZoneInner {
         self.buddy.retag(frame, to);
     }
 
-    /// Takes a chunk into which a page that is in the way can be moved: no block is
-    /// claimed for it unless `claim`.
-    pub(crate) fn take_target(
-        &mut self,
-        order: u8,
-        mt: Migratetype,
-        claim: bool,
-    ) -> Option<PageRef> {
-        let found = self.buddy.take_typed(order, tag(mt)).or_else(|| {
-            let claimed = if claim {
-                self.buddy.claim_whole(1 << order, tag(mt))
-            } else {
-                None
-            };
-            self.counters.claims_whole += u64::from(claimed.is_some());
-            claimed
-        });
-        let (frame, dirty) = found?;
-        Some(self.hand_out(frame, order, mt, dirty))
-    }
-
-    /// Takes `pages` pages in one piece for chunks that move together; the flag is whether
-    /// they may hold data.
-    pub(crate) fn take_targets(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
-        let (frame, dirty) = self
-            .buddy
-            .take_typed(pages.next_power_of_two().trailing_zeros() as u8, tag(mt))?;
-        let span = pages.next_power_of_two();
-        if span > pages {
-            self.buddy
-                .put(frame.arena, frame.index + pages, frame.index + span, None);
-        }
-        self.account(frame, pages, mt);
-        Some((frame, dirty))
-    }
-
-    /// Gives a chunk back whose owner gave it up: past the slots' lists.
-    pub(crate) fn put_page(&mut self, page: PageRef) {
-        self.put_chunk(page, arena::frame_of(page));
-        purge::note_idle(self);
-    }
-
-    /// Takes a block's free pages out of everyone's reach; false when it is so
-    /// already.
-    pub(crate) fn isolate(&mut self, frame: Frame) -> bool {
-        let block = frame.arena.block(frame.index);
-        if block.change_flags(0, BLOCK_ISOLATED) & BLOCK_ISOLATED != 0 {
-            return false;
-        }
-        self.buddy.relist(frame);
-        true
-    }
-
-    /// Ends [`Self::isolate`].
-    pub(crate) fn include(&mut self, frame: Frame) {
-        let block = frame.arena.block(frame.index);
-        block.change_flags(BLOCK_ISOLATED, 0);
-        self.buddy.relist(frame);
-    }
-
     /// Counts pages into the census.
     pub(crate) fn account(&mut self, frame: Frame, pages: usize, mt: Migratetype) {
         for_blocks(frame, pages, |block, n| {
@@ -586,6 +514,7 @@ impl ZoneInner {
     }
 }
 
+mod emptying;
 mod runs;
 
 /// The stretches of wholly free blocks of a node, by address: [from, to) in pages.

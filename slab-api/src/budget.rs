@@ -18,7 +18,8 @@
 
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use page_alloc::{pcp, used_bytes};
+use page_alloc::pcp;
+use page_alloc::stats::used_bytes;
 
 use crate::registry::{self, CacheHead};
 
@@ -27,10 +28,10 @@ const SHARE: usize = 16;
 const TOTAL: (usize, usize) = (2 << 20, 16 << 20);
 /// Bytes that a slot may hold whatever their number.
 const LEAST: usize = 16 << 10;
-/// The part of all slots' bytes that one may hold at most, and what it may hold at least
-/// where slots are few: a thread that goes through all sizes up to 4 KiB, 16 objects of
-/// each, has a mebibyte in turn.
+/// The part of all slots' bytes that one may hold at most.
 const MOST: usize = 4;
+/// Bytes that one may hold even if that is a larger part: a thread that goes through all
+/// sizes up to 4 KiB, 16 objects of each, has so much in turn.
 const ALONE: usize = 1 << 20;
 /// Slow paths from one look to the next, at least.
 const EVERY: u16 = 8;

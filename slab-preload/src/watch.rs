@@ -79,7 +79,7 @@ extern "C" fn look() {
         let now = os::now_ms();
         with_count(|count| {
             // The first look of a thread has no look before it.
-            let light = count.last.get() != 0 && now - count.last.get() >= LIGHT;
+            let light = count.last.get() != 0 && now.saturating_sub(count.last.get()) >= LIGHT;
             let period = if light {
                 count.period.get() / 8
             } else {

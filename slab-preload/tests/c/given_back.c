@@ -55,11 +55,11 @@ static void drift(void) {
             seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17;
             size_t n = least + seed % least;
             if (!(blocks[count] = malloc(n))) exit(8);
-            memset(blocks[count++], 1, n);
+            memset(blocks[count], 1, n);
             added += n;
-            for (live += n; live > LIVE; count--) {
+            for (live += malloc_usable_size(blocks[count++]); live > LIVE; count--) {
                 long j = (seed >> 20) % count;
-                live -= malloc_usable_size(blocks[j]) < live ? malloc_usable_size(blocks[j]) : live;
+                live -= malloc_usable_size(blocks[j]);
                 free(blocks[j]);
                 blocks[j] = blocks[count - 1];
             }
