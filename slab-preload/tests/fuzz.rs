@@ -226,6 +226,36 @@ proptest! {
     }
 }
 
+/// Lets large blocks, side by side, grow: those with a neighbour move, by their page tables where
+/// that is granted.
+fn outgrow<B: ObjectCache>(heap: &Heap<B>) {
+    const SIZE: usize = 16 << 20;
+    let mut blocks: Vec<Block> = (1..=4)
+        .map(|tag| Block {
+            at: heap.malloc(SIZE) as usize,
+            size: SIZE,
+            tag,
+            plain: true,
+        })
+        .collect();
+    blocks.retain(|block| block.at != 0);
+    for block in &mut blocks {
+        block.fill();
+    }
+    for block in &mut blocks {
+        // SAFETY: a block of this heap, in use.
+        let new = unsafe { heap.realloc(block.at as *mut u8, 2 * SIZE) };
+        if !new.is_null() {
+            (block.at, block.size) = (new as usize, 2 * SIZE);
+        }
+        block.check(SIZE);
+    }
+    for block in blocks {
+        // SAFETY: as above, for the last time.
+        unsafe { heap.free(block.at as *mut u8) };
+    }
+}
+
 /// Each kind of system call fails at its k-th request, for every k up to 12 and onwards for good: null
 /// at worst, nothing lost, and all is well afterwards.
 #[test]
@@ -241,6 +271,12 @@ fn every_system_call_fails_at_every_turn() {
         .enumerate()
     {
         let before = os::refusals(call);
+        // What random blocks may never come to.
+        os::inject(call, true);
+        outgrow(&UNIFIED);
+        outgrow(&SLUB);
+        outgrow(&CLASSIC);
+        os::inject(call, false);
         for k in 1..=12 {
             let ops = strategy
                 .new_tree(&mut runner)
