@@ -2,9 +2,11 @@
 //!
 //! For each job: round 1 runs every backend once, in a random order; round 2 again; and so on, so that a machine that
 //! grows warm or busy does so for all alike. Before a workload's first job each backend runs once unrecorded.
-//! A backend whose worker fails is left out of the rest of its job; the others go on. The floor, where it was asked
+//! Workers that rest (see [`crate::worker::before_rest`]) do so side by side, when all of a round have measured what they
+//! time. A backend whose worker fails is left out of the rest of its job; the others go on. The floor, where it was asked
 //! for, takes part in the first rounds as one more backend; a workload that it cannot run has no shares.
 
+mod process;
 mod sample;
 
 use crate::backend::Backend;
@@ -13,6 +15,7 @@ use crate::progress::Progress;
 use crate::report::{Config, Report, Row};
 use crate::rng::Rng;
 use crate::workloads::{self, Job, Options};
+use process::Process;
 use sample::Run;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -95,7 +98,8 @@ pub fn run(
                 let seed = rng.next_u64();
                 if run.failure.is_none() {
                     // A failure here shows again, and is recorded, in round 1.
-                    let _ = run.once(&mut progress, seed, false);
+                    let _ = (run.begin(seed, false))
+                        .and_then(|process| run.end(process, &mut progress));
                 }
             }
         }
@@ -142,6 +146,7 @@ fn rounds(
         }
         let mut order: Vec<usize> = (0..runs.len()).collect();
         rng.shuffle(&mut order);
+        let mut resting: Vec<(usize, Process)> = Vec::new();
         for index in order {
             let run = &mut runs[index];
             if run.is_floor && round >= FLOOR_ROUNDS {
@@ -157,19 +162,25 @@ fn rounds(
             if run.failure.is_some() {
                 continue;
             }
-            match run.once(progress, rng.next_u64(), round == 0) {
-                Ok(answer) => run.answers.push(answer),
-                Err(_) if interrupted() => return,
-                Err(error) => {
-                    progress.note(&format!(
-                        "bench-suite: {} {} failed on {}: {error}",
-                        task.workload,
-                        task.job.name,
-                        run.label()
-                    ));
-                    run.failure = Some(error);
-                }
+            let process = run.begin(rng.next_u64(), round == 0);
+            if interrupted() {
+                return;
             }
+            match process {
+                Ok(process) if process.is_resting() => resting.push((index, process)),
+                process => run.take(process, task, progress),
+            }
+        }
+        std::thread::scope(|scope| {
+            for (_, process) in &mut resting {
+                scope.spawn(|| process.rest());
+            }
+        });
+        if interrupted() {
+            return;
+        }
+        for (index, process) in resting {
+            runs[index].take(Ok(process), task, progress);
         }
     }
 }

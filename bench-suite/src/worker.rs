@@ -5,6 +5,7 @@
 
 use crate::workloads::{self, Options, Outcome};
 use serde::{Deserialize, Serialize};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -28,15 +29,32 @@ pub struct Order {
     /// The resting set of this sample counts: let the program rest before it is read.
     #[serde(default)]
     pub rest: bool,
+    /// The worker waits for a line on its standard input before each rest.
+    #[serde(default)]
+    pub hold: bool,
 }
+
+/// The line that a worker prints when it waits to be allowed to rest.
+pub const RESTING: &str = "resting";
 
 static SEED: AtomicU64 = AtomicU64::new(0);
 
 static RESTS: AtomicBool = AtomicBool::new(false);
+static HOLD: AtomicBool = AtomicBool::new(false);
 
 /// Whether this worker's sample is one that rests before its resting set is read.
 pub fn rests() -> bool {
     RESTS.load(Ordering::Relaxed)
+}
+
+/// A rest, in which time passes and nothing is timed, comes next: waits until the other workers of this round have measured
+/// what they time, so that all can rest at once and nobody's purging disturbs a measurement.
+pub fn before_rest() {
+    if HOLD.load(Ordering::Relaxed) {
+        println!("{RESTING}");
+        // The end of the input is an answer as well: its runner is gone, and soon so is the worker.
+        let _ = std::fs::File::open("/proc/self/fd/0").and_then(|mut stdin| stdin.read(&mut [0]));
+    }
 }
 
 /// The seed of this worker's only sample: another in every round, and the same when a run is repeated with `--seed`.
@@ -63,6 +81,7 @@ pub fn main(order: &str) -> Result<(), String> {
         serde_json::from_str(order).map_err(|e| format!("worker: bad order: {e}"))?;
     SEED.store(order.seed, Ordering::Relaxed);
     RESTS.store(order.rest, Ordering::Relaxed);
+    HOLD.store(order.hold, Ordering::Relaxed);
     if let Some(library) = &order.preload {
         check_preloaded(library)?;
     }

@@ -1,6 +1,7 @@
-//! One worker process: started, watched, read to its end, and what it says put together.
+//! The samples of one job on one backend, and what they say put together.
 
-use super::{Task, interrupted};
+use super::Task;
+use super::process::{Ended, Process};
 use crate::backend::Backend;
 use crate::preload;
 use crate::progress::Progress;
@@ -11,11 +12,7 @@ use crate::worker::{Answer, Order};
 use crate::workloads::{self, Options, Outcome, RowSpec};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Read;
-use std::os::fd::AsRawFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// One job on one backend, over all rounds.
 pub struct Run {
@@ -53,6 +50,7 @@ impl Run {
                 options: options.clone(),
                 seed: 0,
                 rest: false,
+                hold: false,
             },
             label: backend.name(),
             variables: setting.variables,
@@ -71,54 +69,50 @@ impl Run {
         &self.label
     }
 
-    /// One worker, one sample; `watch` keeps its memory over time, and its resting set.
-    pub fn once(
-        &mut self,
-        progress: &mut Progress,
-        seed: u64,
-        watch: bool,
-    ) -> Result<Answer, String> {
+    /// Starts one worker for one sample, which goes on to its first rest or its end; `watch` keeps its memory over
+    /// time, and its resting set.
+    pub fn begin(&mut self, seed: u64, watch: bool) -> Result<Process, String> {
         self.order.seed = seed;
         self.order.rest = watch;
-        let order = serde_json::to_string(&self.order).map_err(|e| e.to_string())?;
-        // The link and not its target: it names this very binary even after a rebuild.
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("bench-suite").arg("worker").arg(order);
-        // Ctrl-C on a terminal reaches this process only, which then decides what becomes of the worker.
-        command.process_group(0);
-        command
-            .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = command
-            .spawn()
-            .map_err(|e| format!("cannot start a worker: {e}"))?;
-        let mut watched = watch.then(Watch::default);
-        let (stdout, stderr, late) = read_both(&mut child, self.time_limit, watched.as_mut());
-        if let Some(watched) = watched {
-            self.rss_series = watched.series;
+        self.order.hold = self.rests;
+        Process::start(&self.order, &self.variables, self.time_limit, watch)
+    }
+
+    /// Keeps what a worker says at its end, or why it does not.
+    pub fn take(&mut self, process: Result<Process, String>, task: &Task, progress: &mut Progress) {
+        match process.and_then(|process| self.end(process, progress)) {
+            Ok(answer) => self.answers.push(answer),
+            Err(error) => {
+                progress.note(&format!(
+                    "bench-suite: {} {} failed on {}: {error}",
+                    task.workload, task.job.name, self.label
+                ));
+                self.failure = Some(error);
+            }
         }
-        let status = child
-            .wait()
-            .map_err(|e| format!("cannot wait for the worker: {e}"))?;
-        if late {
-            return Err(format!("no result within {} s", self.time_limit.as_secs()));
+    }
+
+    /// What a worker that has come to its end says.
+    pub fn end(&mut self, process: Process, progress: &mut Progress) -> Result<Answer, String> {
+        let watched = process.is_watched();
+        let Ended {
+            last_line,
+            stderr,
+            series,
+        } = process.end()?;
+        if watched {
+            self.rss_series = series;
         }
-        if !status.success() {
-            return Err(describe(status, &stderr));
-        }
-        let mut answer: Answer = stdout
-            .lines()
-            .last()
-            .and_then(|line| serde_json::from_str(line).ok())
+        let mut answer: Answer = last_line
+            .and_then(|line| serde_json::from_str(&line).ok())
             .ok_or_else(|| {
+                let last = stderr.lines().rev().find(|line| !line.trim().is_empty());
                 format!(
                     "the worker printed no result: {}",
-                    describe(status, &stderr)
+                    last.unwrap_or("exit status 0").trim()
                 )
             })?;
-        if !watch && self.rests {
+        if !watched && self.rests {
             // It went on to its end without the rest that the first round had.
             answer.rss_rest_kib = 0;
         }
@@ -281,139 +275,5 @@ impl Run {
             }
         }
         (all.total() > 0).then(|| all.trimmed())
-    }
-}
-
-/// Points kept of a worker's memory over time; when there are more, every second one goes.
-const POINTS: usize = 64;
-/// The first distance of two points. A look costs the idle runner some microseconds.
-const DISTANCE: Duration = Duration::from_millis(10);
-
-/// Memory of a worker over time, seen from outside.
-struct Watch {
-    began: Instant,
-    distance: Duration,
-    next: Duration,
-    series: RssSeries,
-}
-
-impl Default for Watch {
-    fn default() -> Self {
-        Self {
-            began: Instant::now(),
-            distance: DISTANCE,
-            next: Duration::ZERO,
-            series: Vec::new(),
-        }
-    }
-}
-
-impl Watch {
-    /// Looks when it is time to.
-    fn look(&mut self, pid: u32) {
-        let now = self.began.elapsed();
-        if now < self.next {
-            return;
-        }
-        if let Some(kib) = resident_kib(pid) {
-            self.series.push((now.as_millis() as u64, kib));
-        }
-        if self.series.len() > POINTS {
-            let mut keep = false;
-            self.series.retain(|_| {
-                keep = !keep;
-                keep
-            });
-            self.distance *= 2;
-        }
-        self.next = now + self.distance;
-    }
-}
-
-/// The second figure of statm: resident pages.
-fn resident_kib(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
-    // SAFETY: plain query.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    // A worker that has ended has no memory, which says nothing about its life.
-    (pages > 0).then(|| pages * u64::try_from(page).unwrap_or(4096) / 1024)
-}
-
-/// Reads the worker's output to its end. Kills it on Ctrl-C and when its time is up (the last of the three says so).
-fn read_both(
-    child: &mut Child,
-    limit: Duration,
-    mut watch: Option<&mut Watch>,
-) -> (String, String, bool) {
-    let (Some(mut stdout), Some(mut stderr)) = (child.stdout.take(), child.stderr.take()) else {
-        return (String::new(), String::new(), false);
-    };
-    let errors = std::thread::spawn(move || {
-        let mut text = Vec::new();
-        // What was read up to an error is still worth showing.
-        let _ = stderr.read_to_end(&mut text);
-        String::from_utf8_lossy(&text).into_owned()
-    });
-    let end = Instant::now() + limit;
-    let (mut text, mut late, mut killed) = (Vec::new(), false, false);
-    let mut buffer = [0; 4096];
-    loop {
-        if !killed && (interrupted() || Instant::now() > end) {
-            late = !interrupted();
-            killed = true;
-            // With its own children. It may have ended by itself: there is nothing to kill then.
-            // SAFETY: the worker leads a group of its own and is not yet reaped, so its number is still its group's.
-            unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
-        }
-        if let Some(watch) = &mut watch {
-            watch.look(child.id());
-        }
-        let wait = watch
-            .as_ref()
-            .map_or(100, |watch| watch.distance.as_millis().min(100) as i32);
-        let mut poll = libc::pollfd {
-            fd: stdout.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one valid pollfd.
-        if unsafe { libc::poll(&mut poll, 1, wait) } <= 0 {
-            continue;
-        }
-        match stdout.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(n) => text.extend_from_slice(&buffer[..n]),
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => break,
-        }
-    }
-    let errors = errors.join().unwrap_or_default();
-    (String::from_utf8_lossy(&text).into_owned(), errors, late)
-}
-
-/// Why a worker ended, in one line.
-fn describe(status: ExitStatus, stderr: &str) -> String {
-    let cause = match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("killed by signal {signal}{}", signal_name(signal)),
-        (None, Some(code)) => format!("exit status {code}"),
-        (None, None) => "ended".to_owned(),
-    };
-    match stderr.lines().rev().find(|line| !line.trim().is_empty()) {
-        Some(line) => format!("{cause}: {}", line.trim()),
-        None => cause,
-    }
-}
-
-fn signal_name(signal: i32) -> &'static str {
-    match signal {
-        libc::SIGABRT => " (SIGABRT)",
-        libc::SIGBUS => " (SIGBUS)",
-        libc::SIGFPE => " (SIGFPE)",
-        libc::SIGILL => " (SIGILL)",
-        libc::SIGKILL => " (SIGKILL, often for want of memory)",
-        libc::SIGSEGV => " (SIGSEGV)",
-        libc::SIGTRAP => " (SIGTRAP)",
-        _ => "",
     }
 }

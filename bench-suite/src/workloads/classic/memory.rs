@@ -116,7 +116,7 @@ pub fn idle(size: Size) -> Figures {
 }
 
 /// All threads together fill 256 MB with objects of 64 bytes to 16 KiB and free them in random order. Also: how much larger
-/// than at first the resident set is 1.5 s later, while the main thread does little.
+/// than at first the resident set is after a rest, while the main thread does little.
 pub fn burst(size: Size) -> Figures {
     let each = 256 * MIB * size.percent.min(100) / 100 / lanes();
     let (freed, over) = (Barrier::new(lanes() + 1), Barrier::new(lanes() + 1));
@@ -145,7 +145,7 @@ pub fn burst(size: Size) -> Figures {
         let threads: Vec<_> = (0..lanes()).map(|n| start(scope, lane(n))).collect();
         freed.wait();
         let time = began.elapsed();
-        light_activity(size.wait(Duration::from_millis(1500)));
+        light_activity(size.rest());
         let kept = resident_kib().saturating_sub(before);
         over.wait();
         let objects: usize = threads.into_iter().map(join).sum();
@@ -161,7 +161,7 @@ pub fn burst(size: Size) -> Figures {
 /// Six phases, each with objects twice as large as the phase before (16 to 31 bytes, …, 512 to 1,023 bytes), at a
 /// constant number of live bytes: new objects push random old ones out. Also: RSS / live bytes at the end of each phase.
 pub fn shift(size: Size) -> Figures {
-    let target = size.live(32 * MIB, 128 * MIB).max(MIB / 4);
+    let target = size.live(12 * MIB, 128 * MIB).max(MIB / 4);
     let mut rng = Rng::new(1);
     let (mut objects, mut live, mut made) = (Vec::new(), 0, 0);
     let mut more = Vec::new();

@@ -50,6 +50,11 @@ impl Size {
         base * self.percent / 100
     }
 
+    /// How long the program rests.
+    fn rest(&self) -> Duration {
+        self.wait(if self.quick { QUICK_REST } else { REST })
+    }
+
     /// A wait, which -n shortens and does not lengthen.
     fn wait(&self, time: Duration) -> Duration {
         time * self.percent.min(100) as u32 / 100
@@ -59,6 +64,8 @@ impl Size {
 /// How long the program rests before its resting set is read: two looks of our purger. A
 /// malloc whose memory decays over longer (jemalloc's does over 10 s) has not finished by then.
 const REST: Duration = Duration::from_millis(1500);
+/// The same under --quick: the purger gives memory back after two looks, half a second apart.
+const QUICK_REST: Duration = Duration::from_millis(1200);
 
 /// What a row brings home.
 struct Figures {
@@ -139,7 +146,7 @@ const ROWS: &[RowDef] = &[
     RowDef {
         name: "burst",
         threads: 0,
-        more: &[("", "kept after 1.5 s", "MB")],
+        more: &[("", "kept after a rest", "MB")],
         run: memory::burst,
     },
     RowDef {
@@ -273,8 +280,10 @@ fn log_size(rng: &mut Rng, least: usize, octaves: usize) -> usize {
     octave + rng.below(octave)
 }
 
-/// What a program that is not quite idle does: a few small objects now and then, for `time`.
+/// What a program that is not quite idle does: a few small objects now and then, for `time`. No row times anything
+/// after it.
 fn light_activity(time: Duration) {
+    worker::before_rest();
     let mut rng = Rng::new(99);
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -358,7 +367,7 @@ impl Workload for Classic {
         }
         // The resting set is read next: a malloc's purge comes first.
         if worker::rests() {
-            light_activity(settings.size.wait(REST));
+            light_activity(settings.size.rest());
         }
         Ok(outcome)
     }

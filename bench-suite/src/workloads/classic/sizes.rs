@@ -10,7 +10,7 @@ const MIB: usize = 1 << 20;
 /// As alloc-test: each thread replaces random ones of 20,000 blocks of 1 to `largest` bytes.
 pub fn alloc_test(size: Size, largest: usize) -> Figures {
     const HELD: usize = 20_000;
-    replace(size.count(2_000_000), HELD, |rng| {
+    replace(size.count(1_000_000), HELD, |rng| {
         Block::new(1 + rng.below(largest))
     })
 }
@@ -41,7 +41,7 @@ pub fn aligned(size: Size) -> Figures {
 
 /// calloc of 16 to 1,023 bytes.
 pub fn calloc_small(size: Size) -> Figures {
-    replace(size.count(2_500_000), 2000, |rng| {
+    replace(size.count(2_000_000), 2000, |rng| {
         Block::zeroed(log_size(rng, 16, 6))
     })
 }
@@ -78,7 +78,7 @@ pub fn realloc_small(size: Size) -> Figures {
 
 /// A vector that doubles from 16 bytes to 4 MiB, while another one does.
 pub fn realloc_double(size: Size) -> Figures {
-    let rounds = size.count(150);
+    let rounds = size.count(50);
     Figures::time(|| {
         for _ in 0..rounds {
             let mut pair = [Buffer::new(16), Buffer::new(16)];
@@ -119,7 +119,7 @@ fn large(rng: &mut Rng) -> usize {
 
 /// Pairs of large blocks that nobody writes.
 pub fn large_untouched(size: Size) -> Figures {
-    let blocks = size.count(200_000);
+    let blocks = size.count(100_000);
     Figures::time(|| {
         let mut rng = Rng::new(1);
         for _ in 0..blocks {
@@ -131,7 +131,7 @@ pub fn large_untouched(size: Size) -> Figures {
 
 /// Pairs of large blocks, each page of which is written.
 pub fn large_touched(size: Size) -> Figures {
-    let blocks = size.count(300);
+    let blocks = size.count(200);
     Figures::time(|| {
         let mut rng = Rng::new(1);
         for _ in 0..blocks {

@@ -18,7 +18,7 @@ pub fn larson(size: Size) -> Figures {
     const HELD: usize = 1000;
     const PER_THREAD: usize = 50_000;
     let draw = |rng: &mut Rng| 8 + rng.below(993);
-    let replacements = size.count(2_500_000);
+    let replacements = size.count(2_000_000);
     Figures::time(|| {
         in_lanes(|lane| {
             let mut rng = Rng::new(lane as u64);
@@ -44,7 +44,7 @@ pub fn larson(size: Size) -> Figures {
 /// Berger's threadtest: each thread allocates 30,000 blocks of 64 bytes and frees them, over and over.
 pub fn threadtest(size: Size) -> Figures {
     const BLOCKS: usize = 30_000;
-    let rounds = size.count(100);
+    let rounds = size.count(60);
     Figures::time(|| {
         in_lanes(|_| {
             let mut blocks = Vec::with_capacity(BLOCKS);
@@ -65,7 +65,7 @@ fn batch(rng: &mut Rng) -> Vec<Block> {
 
 /// As xmalloc-test: half of the threads only allocate, the other half only free.
 pub fn one_way(size: Size) -> Figures {
-    let batches = size.count(10_000);
+    let batches = size.count(7_000);
     let pairs = lanes() / 2;
     Figures::time(|| {
         in_threads(pairs, |pair| {
@@ -122,7 +122,7 @@ pub fn both_ways(size: Size) -> Figures {
 /// all share, and frees the one that was there.
 pub fn cross(size: Size, threads: usize) -> Figures {
     const PLACES: usize = 65_536;
-    let each = size.count(4_000_000) / threads;
+    let each = size.count(1_500_000) / threads;
     let places = Slots::new(PLACES);
     Figures::time(|| {
         in_threads(threads, |thread| {
@@ -148,7 +148,7 @@ fn write_own(rounds: usize) {
 /// Berger's cache-scratch: the main thread allocates neighbours of 8 bytes, one for each thread; each thread writes and frees its own, then
 /// allocates, writes and frees on. A malloc that gives a thread the neighbour of another's block makes them share a line.
 pub fn cache_scratch(size: Size) -> Figures {
-    let rounds = size.count(600_000);
+    let rounds = size.count(400_000);
     Figures::time(|| {
         let first: Vec<Block> = (0..lanes()).map(|_| Block::new(8)).collect();
         std::thread::scope(|scope| {
@@ -170,7 +170,7 @@ pub fn cache_scratch(size: Size) -> Figures {
 
 /// Berger's cache-thrash: as above without the blocks of the main thread.
 pub fn cache_thrash(size: Size) -> Figures {
-    let rounds = size.count(600_000);
+    let rounds = size.count(400_000);
     Figures::time(|| {
         in_lanes(|_| write_own(rounds));
         lanes() * rounds
@@ -181,7 +181,7 @@ pub fn cache_thrash(size: Size) -> Figures {
 /// to 511 bytes and ends. Also: the largest RSS / live bytes at the end of a generation.
 pub fn hand_off(size: Size) -> Figures {
     const GENERATIONS: usize = 12;
-    let blocks = size.count(80_000);
+    let blocks = size.count(50_000);
     let mut worst = 0.0f64;
     let mut checks = Duration::ZERO;
     let mut figures = Figures::time(|| {
@@ -223,7 +223,7 @@ pub fn hand_off(size: Size) -> Figures {
 /// Thousands of short threads: each frees what its predecessor left, allocates 100 blocks, frees half of them and leaves the rest.
 pub fn churn(size: Size) -> Figures {
     const BLOCKS: usize = 100;
-    let threads = size.count(4_000);
+    let threads = size.count(2_000);
     Figures::time(|| {
         in_lanes(|lane| {
             let mut rng = Rng::new(lane as u64);

@@ -185,6 +185,7 @@ fn in_process_of_its_own(
         preload: None,
         seed: seed as u64,
         rest: false,
+        hold: false,
     };
     let order = serde_json::to_string(&order).map_err(|e| format!("{NAME}: {e}"))?;
     let output = Command::new("/proc/self/exe")
