@@ -79,6 +79,7 @@ pub fn main(order: &str) -> Result<(), String> {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let order: Order =
         serde_json::from_str(order).map_err(|e| format!("worker: bad order: {e}"))?;
+    map_own_text();
     SEED.store(order.seed, Ordering::Relaxed);
     RESTS.store(order.rest, Ordering::Relaxed);
     HOLD.store(order.hold, Ordering::Relaxed);
@@ -100,6 +101,29 @@ pub fn main(order: &str) -> Result<(), String> {
     let line = serde_json::to_string(&answer).map_err(|e| format!("worker: {e}"))?;
     println!("{line}");
     Ok(())
+}
+
+/// Maps all pages of this program's file at once. Else how many of them a run touches, and how many the kernel maps around
+/// each, would make up to 8 % of a small row's resident set, by chance and by backend.
+fn map_own_text() {
+    let Ok(exe) = std::env::current_exe() else {
+        return;
+    };
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    for line in maps
+        .lines()
+        .filter(|line| line.ends_with(&*exe.to_string_lossy()))
+    {
+        let range = line.split(' ').next().unwrap_or_default();
+        let bounds = range.split_once('-').map(|(low, high)| {
+            let address = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+            (address(low), address(high))
+        });
+        if let Some((low, high)) = bounds {
+            // SAFETY: reads in pages of a file mapping of this program, and changes nothing; a kernel before 5.14 refuses.
+            unsafe { libc::madvise(low as *mut _, high - low, libc::MADV_POPULATE_READ) };
+        }
+    }
 }
 
 /// The dynamic linker only warns about a library it cannot preload: look whether it is there.

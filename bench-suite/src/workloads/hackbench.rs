@@ -7,6 +7,7 @@
 //! scheduler works as in the original and every object is freed by another thread. With processes (`-P`, see
 //! [`super::process`]) the bytes themselves are copied through it.
 
+use super::backlog::{Backlog, Lane};
 use super::message::{Caches, Head, Message, pattern};
 use super::{Job, Options, Outcome, RowSpec, STACK, Workload, args, die, pin, process};
 use crate::objects::{CacheRun, Objects, dispatch};
@@ -210,20 +211,22 @@ fn threads<O: Objects>(
     let payload = pattern(settings.size);
     let (fds, loops) = (settings.fds, settings.loops);
     let start = Barrier::new(2 * groups * fds + 1);
+    let backlog = Backlog::new(groups * fds);
     let mut objects = 0;
     let mut began = Instant::now();
     std::thread::scope(|scope| -> io::Result<()> {
         let mut senders = Vec::new();
         let mut receivers = Vec::new();
+        let mut lanes = backlog.lanes().iter();
         for group in &channels {
-            for (reader, _) in group {
+            for ((reader, _), lane) in group.iter().zip(&mut lanes) {
                 let start = &start;
                 receivers.push(Builder::new().stack_size(STACK).spawn_scoped(
                     scope,
                     move || {
                         pin(options.cpus.map(|cpus| cpus.1));
                         start.wait();
-                        receive(caches, reader, fds * loops);
+                        receive(caches, reader, fds * loops, lane);
                     },
                 )?);
                 let payload = &payload;
@@ -233,18 +236,20 @@ fn threads<O: Objects>(
                         .spawn_scoped(scope, move || {
                             pin(options.cpus.map(|cpus| cpus.0));
                             start.wait();
-                            send(caches, group, payload, loops)
+                            send(caches, group, payload, loops, lane)
                         })?,
                 );
             }
         }
         start.wait();
         began = Instant::now();
+        Builder::new().spawn_scoped(scope, || backlog.watch())?;
         for sender in senders {
             objects += sender
                 .join()
                 .unwrap_or_else(|_| die("hackbench: a sender panicked"));
         }
+        backlog.end();
         Ok(())
     })
     // The scope's threads wait at the barrier for one that could not be started: leave without them.
@@ -254,6 +259,7 @@ fn threads<O: Objects>(
         elapsed,
         Outcome {
             objects,
+            counters: [("messages_in_flight".to_owned(), backlog.most())].into(),
             ..Outcome::default()
         },
     ))
@@ -265,12 +271,14 @@ fn send<O: Objects>(
     group: &[(File, File)],
     payload: &[u8],
     loops: usize,
+    lane: &Lane,
 ) -> u64 {
     let mut sequence = 0;
     for _ in 0..loops {
         for (_, writer) in group {
             let message = caches.make(payload, sequence);
             sequence += 1;
+            lane.sent(sequence);
             let address = (message.0 as usize).to_ne_bytes();
             let mut writer: &File = writer;
             if let Err(e) = writer.write_all(&address) {
@@ -281,9 +289,9 @@ fn send<O: Objects>(
     2 * sequence
 }
 
-fn receive<O: Objects>(caches: Caches<O>, mut reader: &File, messages: usize) {
+fn receive<O: Objects>(caches: Caches<O>, mut reader: &File, messages: usize, lane: &Lane) {
     let mut sink = vec![0; caches.size()];
-    for _ in 0..messages {
+    for received in 1..=messages {
         let mut address = [0; size_of::<usize>()];
         if let Err(e) = reader.read_exact(&mut address) {
             die(&format!("hackbench: read: {e}"));
@@ -292,6 +300,7 @@ fn receive<O: Objects>(caches: Caches<O>, mut reader: &File, messages: usize) {
         // SAFETY: writes of eight bytes are not split or mixed by the kernel, so this is the address of one message,
         // whose sender has let go of it.
         unsafe { caches.take(message, &mut sink) };
+        lane.received(received as u64);
     }
 }
 

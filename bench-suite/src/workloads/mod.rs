@@ -5,6 +5,7 @@
 
 pub mod aim9;
 pub mod args;
+mod backlog;
 pub mod classic;
 pub mod colour;
 pub mod contest;
