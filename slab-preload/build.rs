@@ -2,6 +2,7 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=order.ld");
     // Pointers into the library (fork handlers, the thread-exit key's destructor, the program's
     // own copies of `malloc`) outlive any dlclose, and a Rust cdylib cannot be unloaded safely
     // anyway.
@@ -9,6 +10,9 @@ fn main() {
     // The function-pointer tables of the three backends become read-only once relocated, and no
     // symbol is resolved lazily in the middle of a malloc.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,relro,-z,now");
+    // The functions that a program uses lie side by side: order.ld says why.
+    let order = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("order.ld");
+    println!("cargo::rustc-cdylib-link-arg=-T{}", order.display());
     // A program may also link it (`cc prog.c -lslab_preload`): record a name, not a path.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libslab_preload.so");
 }

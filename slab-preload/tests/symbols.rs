@@ -143,3 +143,48 @@ fn hot_symbols_are_one_jump() {
         );
     }
 }
+
+/// What a running program uses lies side by side, and nothing beside it that it does not: the patterns of order.ld match.
+#[test]
+fn ordered() {
+    let sections = output("readelf", &["-SW"]);
+    let used = sections
+        .lines()
+        .find_map(|line| line.split_once("] .text.used "))
+        .expect("the section that order.ld makes");
+    let fields: Vec<usize> = (used.1.split_whitespace().skip(1))
+        .map_while(|field| usize::from_str_radix(field, 16).ok())
+        .collect();
+    let range = fields[0]..fields[0] + fields[2];
+    let symbols = output("nm", &["-C"]);
+    let mut inside = 0;
+    for line in symbols.lines() {
+        let mut fields = line.splitn(3, ' ');
+        let (Some(address), Some("t" | "T"), Some(name)) =
+            (fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        let address = usize::from_str_radix(address, 16).expect("an address");
+        let is_in = range.contains(&address);
+        let begins = |names: &[&str]| names.iter().any(|begin| name.starts_with(begin));
+        if begins(&[
+            "page_alloc::pcp::",
+            "page_alloc::zone::",
+            "page_alloc::buddy::",
+            "slab_api::heap::",
+            "slab_api::large::",
+            "slab_classic::",
+            "slab_preload::entry::",
+            "slab_unified::cache::",
+            "slub::cache::",
+        ]) {
+            assert!(is_in, "{name} is not in .text.used");
+            inside += 1;
+        }
+        if begins(&["<gimli::", "<addr2line::", "slab_unified::v4::", "std::"]) {
+            assert!(!is_in || name.contains("ARGV"), "{name} is in .text.used");
+        }
+    }
+    assert!(inside > 100, "{inside} functions");
+}
