@@ -1,6 +1,6 @@
 //! Everything at once, against an oracle of addresses: threads, forks, signals, trims.
 //!
-//! 5 seconds a backend, or as many as `SLAB_SOAK_SECONDS` says:
+//! 7 seconds a backend with 64 threads, or as many seconds as `SLAB_SOAK_SECONDS` says:
 //!
 //! ```text
 //! SLAB_SOAK_SECONDS=600 cargo test -p slab-preload --test soak -- --nocapture
@@ -11,8 +11,8 @@ mod common;
 use common::{BACKENDS, Run, compile};
 
 /// `c/soak.c` under a backend, with settings that make rare things common.
-fn soak(backend: &str, conf: &str, share: u64) {
-    let seconds: u64 = std::env::var("SLAB_SOAK_SECONDS").ok().map_or(5, |text| {
+fn soak(backend: &str, conf: &str, threads: usize, share: u64) {
+    let seconds: u64 = std::env::var("SLAB_SOAK_SECONDS").ok().map_or(7, |text| {
         text.parse()
             .expect("SLAB_SOAK_SECONDS is a number of seconds")
     });
@@ -21,7 +21,7 @@ fn soak(backend: &str, conf: &str, share: u64) {
         compile("c/soak.c", &[]),
         &format!("backend={backend},{conf}"),
     )
-    .arg(seconds.to_string())
+    .args([seconds.to_string(), threads.to_string()])
     .args(conf.contains("arena_max").then_some("short"))
     .limit(seconds * 2 + 120)
     .run()
@@ -33,7 +33,7 @@ fn soak(backend: &str, conf: &str, share: u64) {
 #[test]
 fn threads_forks_and_signals() {
     for backend in BACKENDS {
-        soak(backend, "", 1);
+        soak(backend, "", 64, 1);
     }
 }
 
@@ -41,8 +41,8 @@ fn threads_forks_and_signals() {
 #[test]
 fn while_memory_is_given_back() {
     for backend in BACKENDS {
-        soak(backend, "purge=1,hugepage=on", 4);
-        soak(backend, "purge=1,hugepage=off", 4);
+        soak(backend, "purge=1,hugepage=on", 3, 4);
+        soak(backend, "purge=1,hugepage=off", 3, 4);
     }
 }
 
@@ -50,6 +50,6 @@ fn while_memory_is_given_back() {
 #[test]
 fn while_memory_is_short() {
     for backend in BACKENDS {
-        soak(backend, "arena_max=16M", 4);
+        soak(backend, "arena_max=16M", 3, 4);
     }
 }

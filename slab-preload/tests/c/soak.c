@@ -1,7 +1,8 @@
 /* Everything at once: threads that allocate, check, resize and hand blocks to one another, threads that come and go, a
- * signal at 1 kHz, forks whose children work on, malloc_trim in between. argv[1]: seconds; argv[2]: given
- * when memory may run out. The oracle is a shared table
- * of the address ranges in use: no two blocks may overlap, contents must stay, and what is freed must have been whole. */
+ * signal at 1 kHz, forks whose children work on, malloc_trim in between. argv[1]: seconds; argv[2]: threads that
+ * stay; argv[3]: given when memory may run out. The oracle is a shared table of the address ranges in use: no two blocks
+ * may overlap, contents must stay, and what is freed must have been whole. At the end all blocks are freed: the malloc must
+ * find its lists and slabs whole and no more in use than at first. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -18,7 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLOTS = 4096, THREADS = 3, SHADOW = 1 << 22 };
+enum { SLOTS = 4096, MOST = 256, SHADOW = 1 << 22 };
+extern int slabmalloc_validate(void) __attribute__((weak));
 struct block { unsigned char *p; size_t size; unsigned char tag; };
 static struct { pthread_mutex_t lock; struct block block; } slots[SLOTS];
 static atomic_int stop;
@@ -118,15 +120,18 @@ static void on_signal(int n) { signals++; }
 
 int main(int argc, char **argv) {
     double seconds = atof(argv[1]);
-    int may_fail = argc > 2;
+    int steadies = atoi(argv[2]), may_fail = argc > 3;
+    if (steadies < 1 || steadies > MOST) return 7;
+    free(malloc(1));
+    size_t at_first = mallinfo2().uordblks;
     owners = mmap(0, SHADOW * sizeof *owners, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     for (int i = 0; i < SLOTS; i++) pthread_mutex_init(&slots[i].lock, 0);
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGALRM, &action, 0);
     struct itimerval timer = {{0, 1000}, {0, 1000}};
     setitimer(ITIMER_REAL, &timer, 0);
-    pthread_t t[THREADS];
-    for (uintptr_t i = 0; i < THREADS; i++) if (pthread_create(&t[i], 0, steady, (void *)i)) return 2;
+    pthread_t t[MOST];
+    for (uintptr_t i = 0; i < (uintptr_t)steadies; i++) if (pthread_create(&t[i], 0, steady, (void *)i)) return 2;
     struct timespec from, now;
     clock_gettime(CLOCK_MONOTONIC, &from);
     long forks = 0, threads = 0;
@@ -162,8 +167,13 @@ int main(int argc, char **argv) {
         }
     } while (now.tv_sec - from.tv_sec + (now.tv_nsec - from.tv_nsec) / 1e9 < seconds);
     stop = 1;
-    for (int i = 0; i < THREADS; i++) pthread_join(t[i], 0);
+    for (int i = 0; i < steadies; i++) pthread_join(t[i], 0);
     for (int i = 0; i < SLOTS; i++) release(&slots[i].block);
-    printf("%ld forks, %ld threads, %d signals\n", forks, threads, (int)signals);
+    setitimer(ITIMER_REAL, &(struct itimerval){{0, 0}, {0, 0}}, 0);
+    int faults = slabmalloc_validate ? slabmalloc_validate() : 0;
+    size_t left = mallinfo2().uordblks;
+    /* The C library keeps the stacks of a few threads that are gone, and a little for each. */
+    if (faults || left > at_first + 65536) { fprintf(stderr, "%d faults, %zu bytes in use, at first %zu\n", faults, left, at_first); return 8; }
+    printf("%d threads stayed, %ld came and went, %ld forks, %d signals; in use %zu bytes, at first %zu\n", steadies, threads, forks, (int)signals, left, at_first);
     return forks < 5 || signals < 100;
 }
