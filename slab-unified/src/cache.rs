@@ -119,7 +119,7 @@ static BACKEND: Backend = Backend {
     name: "unified",
     info: |head| of(head).info(),
     shrink: |head| of(head).shrink(),
-    fill: |head, node, out| of(head).take_objects(node, out),
+    fill: |head, node, out| of(head).take_objects(node, 0, out),
     give: |head, objects, node| of(head).give(objects, node),
     reap: |_| {},
     thin: |head| of(head).thin(),
@@ -189,8 +189,8 @@ impl Unified {
         Some(head)
     }
 
-    /// Fills `out` from the slabs of `node`; returns how many.
-    fn take(self, node: usize, out: &mut [*mut u8]) -> usize {
+    /// Fills `out` from the slabs of `node`, in `turn`'s order ([`slab::take`]); returns how many.
+    fn take(self, node: usize, turn: usize, out: &mut [*mut u8]) -> usize {
         let mut node = self.0.nodes[node].lock();
         let mut got = 0;
         while got < out.len() {
@@ -202,7 +202,7 @@ impl Unified {
                     None => break,
                 },
             };
-            let n = slab::take(head, self.0.head.stride as usize, &mut out[got..]);
+            let n = slab::take(head, self.0.head.stride as usize, turn, &mut out[got..]);
             got += n;
             node.free -= n;
             let left = slab::free_objects(head);
@@ -221,9 +221,9 @@ impl Unified {
     }
 
     /// Takes objects from the slabs: the own node's, other nodes', new ones.
-    fn take_objects(self, node: usize, out: &mut [*mut u8]) -> usize {
+    fn take_objects(self, node: usize, turn: usize, out: &mut [*mut u8]) -> usize {
         let nodes = topology::nodes();
-        let got = self.take(node, out);
+        let got = self.take(node, turn, out);
         if got > 0 {
             return got;
         }
@@ -237,13 +237,13 @@ impl Unified {
                 node.free += self.0.objects;
                 node.empty.push_front(head);
             }
-            let got = self.take(home, out);
+            let got = self.take(home, turn, out);
             if got > 0 {
                 return got;
             }
         }
         (1..nodes)
-            .map(|i| self.take((node + i) % nodes, out))
+            .map(|i| self.take((node + i) % nodes, turn, out))
             .find(|n| *n > 0)
             .unwrap_or(0)
     }

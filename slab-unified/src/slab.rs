@@ -131,13 +131,16 @@ pub(crate) fn init(head: PageRef, cache: u32, stride: usize, count: usize, first
 }
 
 /// Takes up to `out.len()` free objects in address order; returns how many.
-/// They are `stride` bytes apart.
-pub(crate) fn take(head: PageRef, stride: usize, out: &mut [*mut u8]) -> usize {
+/// They are `stride` bytes apart. In a page of small objects the order begins at the
+/// quarter `turn` (modulo 4), and comes to those before it last: a cache line of the granule
+/// map covers a quarter, and threads that take turns of their own from one slab do not
+/// write to each other's lines with each malloc and free.
+pub(crate) fn take(head: PageRef, stride: usize, turn: usize, out: &mut [*mut u8]) -> usize {
     let want = out.len().min(free_objects(head));
     if head.order() > 0 && is_compact(objects(head)) {
         take_few(head, stride, &mut out[..want]);
     } else {
-        take_by_bit(head, &mut out[..want]);
+        take_by_bit(head, turn, &mut out[..want]);
     }
     let word = head.word.load(Relaxed);
     head.word
@@ -164,11 +167,13 @@ fn take_few(head: PageRef, stride: usize, out: &mut [*mut u8]) {
 }
 
 /// Fills `out` from a slab with a bit for each granule.
-fn take_by_bit(head: PageRef, out: &mut [*mut u8]) {
+fn take_by_bit(head: PageRef, turn: usize, out: &mut [*mut u8]) {
     let mut places = out.iter_mut();
     let base = head.address();
     'slab: for (n, page) in pages(head).enumerate() {
-        for (w, cell) in page.private.iter().enumerate() {
+        for i in 0..page.private.len() {
+            let w = (turn + i) % page.private.len();
+            let cell = &page.private[w];
             let mut word = cell.load(Relaxed);
             if word == 0 {
                 continue;
@@ -330,8 +335,8 @@ mod tests {
             );
             assert_eq!(free_objects(head), count);
             let mut out = vec![core::ptr::null_mut(); count + 5];
-            let first = take(head, stride, &mut out[..count / 2]);
-            let rest = take(head, stride, &mut out[first..]);
+            let first = take(head, stride, 0, &mut out[..count / 2]);
+            let rest = take(head, stride, 4, &mut out[first..]);
             assert_eq!(first + rest, count);
             let first = head.address() as usize;
             let addresses = (0..count).map(|i| first + i * stride);
@@ -361,12 +366,37 @@ mod tests {
             for_each_free(head, stride, |_| seen += 1);
             assert_eq!(seen, count);
             assert!(!has_stray_bit(head, stride));
-            take(head, stride, &mut out[..count.div_ceil(3)]);
+            take(head, stride, 3, &mut out[..count.div_ceil(3)]);
             let mut taken = vec![];
             for_each_taken(head, stride, |p| taken.push(p));
+            out[..count.div_ceil(3)].sort_unstable();
             assert_eq!(taken, out[..count.div_ceil(3)]);
             free_pages(head).unwrap();
         }
+    }
+
+    #[test]
+    fn turns_begin_in_quarters_of_their_own() {
+        let order = order_for(64, 0);
+        let head = alloc_pages(order, Migratetype::Unmovable).unwrap();
+        init(head, 7, 64, 64, &bits_of_head(order.get(), 64, 64));
+        let mut out = [core::ptr::null_mut(); 64];
+        for turn in 0..4 {
+            assert_eq!(take(head, 64, turn, &mut out[turn * 5..][..5]), 5);
+        }
+        assert_eq!(take(head, 64, 6, &mut out[20..]), 44);
+        let place = |p: &*mut u8| (*p as usize - head.address() as usize) / 64;
+        let taken: Vec<usize> = out.iter().map(place).collect();
+        for turn in 0..4 {
+            assert!(
+                taken[turn * 5..][..5]
+                    .iter()
+                    .eq((turn * 16..).take(5).collect::<Vec<_>>().iter())
+            );
+        }
+        let rest = [37..48, 53..64, 5..16, 21..32].into_iter().flatten();
+        assert!(taken[20..].iter().copied().eq(rest));
+        free_pages(head).unwrap();
     }
 
     #[test]

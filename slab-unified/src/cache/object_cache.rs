@@ -152,7 +152,7 @@ impl ObjectCache for Unified {
             // More than a magazine goes past it.
             if n == 0 && rest.len() > MAX_CAPACITY && self.0.depot.full_count() == 0 {
                 purge::tick();
-                n = self.take_objects(topology::current_node(), rest);
+                n = self.take_objects(topology::current_node(), 0, rest);
             }
             if n == 0 {
                 let p = self.alloc_slow();

@@ -89,7 +89,7 @@ impl Unified {
         let most = self.first_refills(slot);
         let entries = main.entries();
         let most = most.min(entries.len());
-        let got = self.take_objects(slot.node(), &mut entries[..most]);
+        let got = self.take_objects(slot.node(), slot.number(), &mut entries[..most]);
         // Taken from the top: the lowest address comes first.
         entries[..got].reverse();
         main.set_count(got);
@@ -112,7 +112,7 @@ impl Unified {
     /// One object from the slabs, without a slot.
     pub(super) fn take_one(self, node: usize) -> *mut u8 {
         let mut out = [core::ptr::null_mut()];
-        self.take_objects(node, &mut out);
+        self.take_objects(node, 0, &mut out);
         out[0]
     }
 
