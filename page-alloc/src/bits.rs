@@ -104,6 +104,9 @@ impl Bits {
         if self.is_empty() {
             return None;
         }
+        if self.is_full() {
+            return Some(PAGEBLOCK_ORDER);
+        }
         let mut words = self.0;
         let mut order = 0;
         while order < WORD_ORDER {

@@ -71,6 +71,11 @@ impl Buddy {
         self.whole.len()
     }
 
+    /// Whether the wholly free block that is claimed next holds memory.
+    pub(crate) fn whole_holds_memory(&self) -> bool {
+        self.whole.first().is_some_and(|block| block.idle() > 0)
+    }
+
     /// Wholly free blocks, those that became free last at the end.
     pub(crate) fn whole_from_oldest(&self) -> impl Iterator<Item = Frame> {
         self.whole.iter_back().map(arena::frame_of_block)

@@ -14,6 +14,7 @@ use crate::purge;
 use crate::reclaim;
 use crate::topology;
 use crate::types::{Migratetype, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_PAGES};
+use crate::zone::runs::set_head;
 use crate::zone::{self, ZoneInner};
 
 /// More pages than any address space has: sums below do not overflow.
@@ -58,7 +59,9 @@ pub fn alloc_run_with_room(pages: usize, room: usize, mt: Migratetype) -> Option
     }
     let node = topology::current_node();
     let mut zone = zone::zones()[node].lock();
-    if !zone.has_room(node, room, mt) {
+    let has_room =
+        zone.has_room(node, room, mt) || (zone.merge_recent() && zone.has_room(node, room, mt));
+    if !has_room {
         return None;
     }
     let (frame, dirty) = zone.take_run(node, room, mt)?;
@@ -159,11 +162,7 @@ pub(crate) fn finish(
 ) -> Run {
     zone.account(frame, pages, mt);
     let page = frame.arena.page(frame.index);
-    page.set_kind(PageKind::Run);
-    page.set_order(0);
-    page.set_migratetype(mt);
-    page.set_dirty(false);
-    page.word.store(pages as u64, Relaxed);
+    set_head(page, pages, mt, PageKind::Run);
     Run { page, zeroed }
 }
 

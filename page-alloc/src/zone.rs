@@ -31,6 +31,7 @@ use crate::reclaim;
 use crate::sync::Lock;
 use crate::topology::{self, MAX_NODES};
 use crate::types::{Migratetype, Order, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
+use runs::Recent;
 
 /// Counters of one zone, monotonic.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,9 +64,10 @@ pub(crate) struct ZoneInner {
     /// Least number of idle pages since the last look of the purger: so many nobody
     /// needed meanwhile.
     pub(crate) idle_low: usize,
-    /// Runs freed last, by length, not merged yet: a run of the same length takes
-    /// one back without searching. They count as used, as pages in slots' lists do.
-    recent: [Option<PageRef>; RECENT],
+    /// Runs freed last, not merged yet: a run of the same length takes one back without
+    /// searching, a long one a part of a longer one. They count as used, as pages in
+    /// slots' lists do.
+    recent: [Option<Recent>; RECENT],
     recent_pages: usize,
     /// Fresh pages were refused: what is there is all there will be.
     full: bool,
@@ -318,6 +320,10 @@ impl ZoneInner {
 
     /// Gives a wholly free block the type and takes its first `pages` pages.
     fn claim_whole(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
+        // Rather than memory that nobody has touched, that of long runs freed last.
+        if self.recent_pages >= PAGEBLOCK_PAGES && !self.buddy.whole_holds_memory() {
+            self.merge_recent();
+        }
         let (frame, dirty) = self.buddy.claim_whole(pages, tag(mt))?;
         self.counters.claims_whole += 1;
         if !dirty {
@@ -515,7 +521,7 @@ impl ZoneInner {
 }
 
 mod emptying;
-mod runs;
+pub(crate) mod runs;
 
 /// The stretches of wholly free blocks of a node, by address: [from, to) in pages.
 pub(crate) fn stretches(node: usize) -> impl Iterator<Item = (&'static Arena, usize, usize)> {

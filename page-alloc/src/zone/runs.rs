@@ -1,35 +1,149 @@
 //! Runs of any number of pages in a zone: searching, and the few that were freed
 //! last.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use super::{RECENT, ZoneInner, stretches, tag};
 use crate::arena::{self, Arena, Frame, Growth};
 use crate::page::{PageKind, PageRef};
 use crate::run::run_pages;
 use crate::types::{Migratetype, Order, PAGEBLOCK_PAGES};
 
-impl ZoneInner {
-    /// The run freed last among those of so many pages, as it was.
-    pub(crate) fn take_recent(&mut self, pages: usize, mt: Migratetype) -> Option<PageRef> {
-        let cell = &mut self.recent[recent_index(pages)];
-        let page = (*cell)?;
-        if run_pages(page) != pages || page.migratetype() != mt {
-            return None;
+/// A freed run that was not merged with its neighbours yet. Its pages count as used.
+#[derive(Clone, Copy)]
+pub(super) struct Recent {
+    page: PageRef,
+    /// Its place.
+    arena: &'static Arena,
+    index: usize,
+    pages: usize,
+}
+
+impl core::fmt::Debug for Recent {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} pages at {:p}", self.pages, self.page.address())
+    }
+}
+
+impl Recent {
+    fn new(page: PageRef) -> Self {
+        let Frame { arena, index } = arena::frame_of(page);
+        Self {
+            page,
+            arena,
+            index,
+            pages: run_pages(page),
         }
-        *cell = None;
-        self.recent_pages -= pages;
-        self.idle_low = self.idle_low.min(self.idle_pages());
-        Some(page)
     }
 
-    /// Keeps a freed run unmerged, in place of an earlier one of like length.
+    /// Whether the first part of a run of `have` pages serves for one of `pages`. One that is no
+    /// longer than a block comes out of none that is: whole blocks stay whole.
+    fn serves(have: usize, pages: usize) -> bool {
+        have == pages || (have > pages && (pages > PAGEBLOCK_PAGES || have <= PAGEBLOCK_PAGES))
+    }
+
+    /// Whether two that meet are better one: not when runs that serve for short ones would
+    /// become one that does not.
+    fn may_join(one: usize, other: usize) -> bool {
+        one.max(other) > PAGEBLOCK_PAGES || one + other <= PAGEBLOCK_PAGES
+    }
+
+    /// The two as one run, if they are neighbours of one type.
+    fn joined(self, other: Self) -> Option<Self> {
+        let (low, high) = if self.index < other.index {
+            (self, other)
+        } else {
+            (other, self)
+        };
+        let meet = low.index + low.pages == high.index
+            && core::ptr::eq(low.arena, high.arena)
+            // A zone has a region of an arena: no run reaches into another's.
+            && low.arena.node_of(low.index) == high.arena.node_of(high.index);
+        if !meet
+            || !Self::may_join(low.pages, high.pages)
+            || low.page.migratetype() != high.page.migratetype()
+        {
+            return None;
+        }
+        high.page.set_kind(PageKind::Free);
+        let pages = low.pages + high.pages;
+        low.page.word.store(pages as u64, Relaxed);
+        Some(Self { pages, ..low })
+    }
+
+    /// Cuts it down to `pages` pages, fewer than it has; returns what is behind them.
+    fn cut(&mut self, pages: usize) -> Self {
+        let rest = Self {
+            page: self.arena.page(self.index + pages),
+            index: self.index + pages,
+            pages: self.pages - pages,
+            arena: self.arena,
+        };
+        let mt = self.page.migratetype();
+        set_head(rest.page, rest.pages, mt, PageKind::Cached);
+        self.page.word.store(pages as u64, Relaxed);
+        self.pages = pages;
+        rest
+    }
+}
+
+/// Makes a page's record the head of a run.
+pub(crate) fn set_head(page: PageRef, pages: usize, mt: Migratetype, kind: PageKind) {
+    page.set_kind(kind);
+    page.set_order(0);
+    page.set_migratetype(mt);
+    page.set_dirty(false);
+    page.word.store(pages as u64, Relaxed);
+}
+
+impl ZoneInner {
+    /// A run of so many pages among those freed last: one of that length, as it was; or the first
+    /// part of the shortest that serves, whose rest stays unmerged. (To merge a run and to take
+    /// one again costs time for each block.)
+    pub(crate) fn take_recent(&mut self, pages: usize, mt: Migratetype) -> Option<PageRef> {
+        let serves =
+            |run: &Recent| Recent::serves(run.pages, pages) && run.page.migratetype() == mt;
+        let cell = self
+            .recent
+            .iter_mut()
+            .filter(|cell| cell.as_ref().is_some_and(serves))
+            .min_by_key(|cell| cell.as_ref().map(|run| run.pages))?;
+        let mut run = cell.take()?;
+        if run.pages > pages {
+            *cell = Some(run.cut(pages));
+        }
+        self.recent_pages -= pages;
+        self.idle_low = self.idle_low.min(self.idle_pages());
+        Some(run.page)
+    }
+
+    /// Keeps a freed run unmerged but for neighbours that were freed last as well, in place of an
+    /// earlier one of like length if need be.
     pub(crate) fn put_recent(&mut self, page: PageRef) {
         page.set_kind(PageKind::Cached);
-        let pages = run_pages(page);
-        self.recent_pages += pages;
-        let cell = &mut self.recent[recent_index(pages)];
-        if let Some(earlier) = cell.replace(page) {
-            self.recent_pages -= run_pages(earlier);
-            self.merge_run(earlier);
+        let mut run = Recent::new(page);
+        self.recent_pages += run.pages;
+        for cell in &mut self.recent {
+            if let Some(both) = cell.and_then(|other| run.joined(other)) {
+                run = both;
+                *cell = None;
+            }
+        }
+        let pages_of = |cell: &Option<Recent>| cell.map_or(0, |run| run.pages);
+        // An empty cell; else the one for runs of like length, unless it holds a long run:
+        // merging that takes time for each block.
+        let index = match self.recent.iter().position(Option::is_none) {
+            Some(empty) => empty,
+            None => match recent_index(run.pages) {
+                long if pages_of(&self.recent[long]) > PAGEBLOCK_PAGES => (0..RECENT)
+                    .min_by_key(|cell| pages_of(&self.recent[*cell]))
+                    .unwrap_or(long),
+                like => like,
+            },
+        };
+        if let Some(earlier) = self.recent[index].replace(run) {
+            self.recent_pages -= earlier.pages;
+            self.merge_run(earlier.page);
         }
     }
 
@@ -37,8 +151,8 @@ impl ZoneInner {
     pub(crate) fn merge_recent(&mut self) -> bool {
         let any = self.recent_pages > 0;
         self.recent_pages = 0;
-        for page in core::mem::take(&mut self.recent).into_iter().flatten() {
-            self.merge_run(page);
+        for run in core::mem::take(&mut self.recent).into_iter().flatten() {
+            self.merge_run(run.page);
         }
         any
     }
