@@ -7,11 +7,13 @@
 //!  <!-- figures end -->
 //! ```
 //! `environment`: the machine and the run. `summary`: each metric's mean change. `verdict`: unified against the better of
-//! slab and slub, counted by workload, and each row that fails. `verdict rows`: every row. `table WORKLOAD METRIC`.
+//! slab and slub, counted by workload, and each row that fails. `verdict rows`: every row. `peers WORKLOAD`: geometric means
+//! by ratio to `system`, and the best peer of each row, of the first results that have the workload. `table WORKLOAD METRIC`.
 
 use crate::cli::{bad_arguments, print};
 use crate::export::{self, markdown};
 use crate::report::Report;
+use crate::summary;
 use crate::table::{Table, column_head, format_share, tables_of};
 use crate::verdict::{Judgement, Line, Verdict, judge_all};
 use clap::Args;
@@ -20,7 +22,8 @@ use std::process::ExitCode;
 
 const START: &str = "<!-- figures: ";
 const END: &str = "<!-- figures end -->";
-const VALID: &str = "environment, summary, verdict, verdict rows, table WORKLOAD METRIC";
+const VALID: &str =
+    "environment, summary, verdict, verdict rows, peers WORKLOAD, table WORKLOAD METRIC";
 
 /// The options of `figures`.
 #[derive(Args)]
@@ -119,9 +122,18 @@ fn figures(what: &str, reports: &[Report]) -> Result<String, String> {
     let words: Vec<&str> = what.split_whitespace().collect();
     match words[..] {
         ["environment"] => Ok(environment(report)),
-        ["summary"] => Ok(summary(report)),
+        ["summary"] => Ok(mean_changes(report)),
         ["verdict"] => verdict(reports, false),
         ["verdict", "rows"] => verdict(reports, true),
+        ["peers", workload] => {
+            let mut texts = (reports.iter())
+                .map(|report| summary::against_peers(report, workload))
+                .filter(|text| !text.is_empty());
+            let text = texts
+                .next()
+                .ok_or_else(|| format!("the results have no row of '{workload}'"))?;
+            Ok(format!("```\n{}\n```\n", text.trim_end()))
+        }
         ["table", workload, ref metric @ ..] if !metric.is_empty() => {
             let metric = metric.join(" ");
             let tables = tables_of(report);
@@ -165,7 +177,7 @@ fn head(cells: &[String]) -> String {
 }
 
 /// A table for each set of columns, a line for each metric.
-fn summary(report: &Report) -> String {
+fn mean_changes(report: &Report) -> String {
     let tables = tables_of(report);
     let mut text = String::new();
     let mut known: Vec<&Vec<String>> = Vec::new();

@@ -115,6 +115,15 @@ pub fn render(report: &Report, workload: &str) -> String {
     .join("\n")
 }
 
+/// The geometric means, and the best peer of each row; empty when no row of `workload` finished.
+pub fn against_peers(report: &Report, workload: &str) -> String {
+    let rows = Rows::new(report, workload);
+    if rows.rows.is_empty() {
+        return String::new();
+    }
+    [means(&rows, workload), peers(&rows, workload)].join("\n")
+}
+
 /// Peak and resting set of each row, beside each other.
 fn memory(rows: &Rows<'_>, workload: &str) -> String {
     let mib = |kib: u64| {

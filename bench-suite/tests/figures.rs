@@ -59,6 +59,11 @@ fn figures_are_those_of_the_results() {
         summary.contains("| hackbench time | -33.3 % (0, 2) | +100.0 % (2, 0) | 2 |"),
         "{summary}"
     );
+    let peers = filled("peers hackbench", &[report(0.5)]);
+    assert!(
+        peers.contains("```\nhackbench: geometric means") && peers.contains("\nunified "),
+        "{peers}"
+    );
     let verdict = filled("verdict", &[report(0.5)]);
     assert!(verdict.contains("| all | 2 | 2 | 0 | 0 | 0 |"), "{verdict}");
     let verdict = filled("verdict", &[report(1.2)]);
