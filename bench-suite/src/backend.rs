@@ -102,7 +102,12 @@ impl Backend {
         match self {
             Self::Own(name) | Self::Page(name) => (*name).to_owned(),
             Self::System => "system".to_owned(),
-            Self::Shared(path) => format!("so:{}", path.display()),
+            // Results are read elsewhere: no more of this machine's paths than it takes.
+            Self::Shared(path) => {
+                let here = std::env::current_dir().unwrap_or_default();
+                let short = path.strip_prefix(here).unwrap_or(path);
+                format!("so:{}", short.display())
+            }
             Self::Floor => crate::floor::NAME.to_owned(),
             Self::Again(of, number) => format!("{}#{number}", of.name()),
         }
@@ -180,6 +185,10 @@ mod tests {
                 .unwrap_err()
                 .contains("/nonexistent.so")
         );
+        let file = std::env::current_dir().unwrap().join("Cargo.toml");
+        let shared = Backend::parse(&format!("so:{}", file.display())).unwrap();
+        assert_eq!(shared.name(), "so:Cargo.toml", "no path of this machine");
+        assert_eq!(Backend::parse(&shared.name()), Ok(shared));
         assert!(parse_list("slab,slab").unwrap_err().contains("twice"));
         let again = Backend::parse("slab#2").unwrap();
         assert_eq!(
