@@ -107,12 +107,7 @@ pub fn render(report: &Report, workload: &str) -> String {
     if rows.rows.is_empty() {
         return String::new();
     }
-    [
-        memory(&rows, workload),
-        means(&rows, workload),
-        peers(&rows, workload),
-    ]
-    .join("\n")
+    [memory(&rows, workload), against_peers(report, workload)].join("\n")
 }
 
 /// The geometric means, and the best peer of each row; empty when no row of `workload` finished.

@@ -64,9 +64,8 @@ pub(crate) struct ZoneInner {
     /// Least number of idle pages since the last look of the purger: so many nobody
     /// needed meanwhile.
     pub(crate) idle_low: usize,
-    /// Runs freed last, not merged yet: a run of the same length takes one back without
-    /// searching, a long one a part of a longer one. They count as used, as pages in
-    /// slots' lists do.
+    /// Runs freed last, not merged yet: one of the same length is taken back as it is, a
+    /// shorter one cut out. They count as used, as pages in slots' lists do.
     recent: [Option<Recent>; RECENT],
     recent_pages: usize,
     /// Fresh pages were refused: what is there is all there will be.

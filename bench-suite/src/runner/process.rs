@@ -23,6 +23,8 @@ pub struct Process {
     last_line: Option<String>,
     limit: Duration,
     deadline: Instant,
+    /// When it stopped for others' sake: the time since then is not the worker's.
+    held: Option<Instant>,
     killed: bool,
     watch: Option<Watch>,
 }
@@ -33,6 +35,8 @@ pub struct Ended {
     pub last_line: Option<String>,
     /// All that it printed on standard error.
     pub stderr: String,
+    /// How it ended, in one line.
+    pub how: String,
     /// Its memory over time, if it was watched.
     pub series: RssSeries,
 }
@@ -81,6 +85,7 @@ impl Process {
             last_line: None,
             limit,
             deadline: Instant::now() + limit,
+            held: None,
             killed: false,
             watch: watch.then(Watch::default),
         };
@@ -102,8 +107,11 @@ impl Process {
     pub fn rest(&mut self) {
         while self.is_resting() {
             self.last_line = None;
-            if let Some(watch) = &mut self.watch {
-                watch.go_on();
+            if let Some(held) = self.held.take().map(|since| since.elapsed()) {
+                self.deadline += held;
+                if let Some(watch) = &mut self.watch {
+                    watch.began += held;
+                }
             }
             if let Some(stdin) = &mut self.stdin {
                 // One that was killed meanwhile says so by its status.
@@ -124,12 +132,14 @@ impl Process {
         if self.killed && !interrupted() {
             return Err(format!("no result within {} s", self.limit.as_secs()));
         }
+        let how = describe(status, &stderr);
         if !status.success() {
-            return Err(describe(status, &stderr));
+            return Err(how);
         }
         Ok(Ended {
             last_line: self.last_line,
             stderr,
+            how,
             series: self.watch.map(|watch| watch.series).unwrap_or_default(),
         })
     }
@@ -171,9 +181,7 @@ impl Process {
                 self.last_line = Some(String::from_utf8_lossy(&line[..end]).into_owned());
             }
             if self.is_resting() {
-                if let Some(watch) = &mut self.watch {
-                    watch.hold();
-                }
+                self.held = Some(Instant::now());
                 return;
             }
         }
@@ -190,8 +198,6 @@ struct Watch {
     began: Instant,
     distance: Duration,
     next: Duration,
-    /// When the worker stopped for others' sake.
-    held: Option<Instant>,
     series: RssSeries,
 }
 
@@ -201,24 +207,12 @@ impl Default for Watch {
             began: Instant::now(),
             distance: DISTANCE,
             next: Duration::ZERO,
-            held: None,
             series: Vec::new(),
         }
     }
 }
 
 impl Watch {
-    /// The time until [`Watch::go_on`] is not the worker's.
-    fn hold(&mut self) {
-        self.held = Some(Instant::now());
-    }
-
-    fn go_on(&mut self) {
-        if let Some(held) = self.held.take() {
-            self.began += held.elapsed();
-        }
-    }
-
     /// Looks when it is time to.
     fn look(&mut self, pid: u32) {
         let now = self.began.elapsed();

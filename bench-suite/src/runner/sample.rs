@@ -98,6 +98,7 @@ impl Run {
         let Ended {
             last_line,
             stderr,
+            how,
             series,
         } = process.end()?;
         if watched {
@@ -105,13 +106,7 @@ impl Run {
         }
         let mut answer: Answer = last_line
             .and_then(|line| serde_json::from_str(&line).ok())
-            .ok_or_else(|| {
-                let last = stderr.lines().rev().find(|line| !line.trim().is_empty());
-                format!(
-                    "the worker printed no result: {}",
-                    last.unwrap_or("exit status 0").trim()
-                )
-            })?;
+            .ok_or_else(|| format!("the worker printed no result: {how}"))?;
         if !watched && self.rests {
             // It went on to its end without the rest that the first round had.
             answer.rss_rest_kib = 0;

@@ -13,9 +13,7 @@ use crate::types::{Migratetype, Order, PAGEBLOCK_PAGES};
 #[derive(Clone, Copy)]
 pub(super) struct Recent {
     page: PageRef,
-    /// Its place.
-    arena: &'static Arena,
-    index: usize,
+    at: Frame,
     pages: usize,
 }
 
@@ -27,11 +25,9 @@ impl core::fmt::Debug for Recent {
 
 impl Recent {
     fn new(page: PageRef) -> Self {
-        let Frame { arena, index } = arena::frame_of(page);
         Self {
             page,
-            arena,
-            index,
+            at: arena::frame_of(page),
             pages: run_pages(page),
         }
     }
@@ -50,15 +46,15 @@ impl Recent {
 
     /// The two as one run, if they are neighbours of one type.
     fn joined(self, other: Self) -> Option<Self> {
-        let (low, high) = if self.index < other.index {
+        let (low, high) = if self.at.index < other.at.index {
             (self, other)
         } else {
             (other, self)
         };
-        let meet = low.index + low.pages == high.index
-            && core::ptr::eq(low.arena, high.arena)
+        let meet = low.at.index + low.pages == high.at.index
+            && core::ptr::eq(low.at.arena, high.at.arena)
             // A zone has a region of an arena: no run reaches into another's.
-            && low.arena.node_of(low.index) == high.arena.node_of(high.index);
+            && low.at.arena.node_of(low.at.index) == high.at.arena.node_of(high.at.index);
         if !meet
             || !Self::may_join(low.pages, high.pages)
             || low.page.migratetype() != high.page.migratetype()
@@ -73,11 +69,14 @@ impl Recent {
 
     /// Cuts it down to `pages` pages, fewer than it has; returns what is behind them.
     fn cut(&mut self, pages: usize) -> Self {
+        let at = Frame {
+            index: self.at.index + pages,
+            ..self.at
+        };
         let rest = Self {
-            page: self.arena.page(self.index + pages),
-            index: self.index + pages,
+            page: at.arena.page(at.index),
+            at,
             pages: self.pages - pages,
-            arena: self.arena,
         };
         let mt = self.page.migratetype();
         set_head(rest.page, rest.pages, mt, PageKind::Cached);
