@@ -88,7 +88,7 @@ fn ticks(began: Instant) -> u64 {
 /// two readings of the clock included. Reports p50, p99, p99.9, p99.99 and the longest, in nanoseconds.
 pub fn mixed(size: Size) -> Figures {
     const HELD: usize = 10_000;
-    let replacements = size.count(500_000);
+    let replacements = size.count(400_000);
     let began = Instant::now();
     let first = ticks(began);
     let mut all = Histogram::new();

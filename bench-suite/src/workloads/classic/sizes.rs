@@ -10,7 +10,7 @@ const MIB: usize = 1 << 20;
 /// As alloc-test: each thread replaces random ones of 20,000 blocks of 1 to `largest` bytes.
 pub fn alloc_test(size: Size, largest: usize) -> Figures {
     const HELD: usize = 20_000;
-    replace(size.count(1_000_000), HELD, |rng| {
+    replace(size.count(800_000), HELD, |rng| {
         Block::new(1 + rng.below(largest))
     })
 }
@@ -34,7 +34,7 @@ fn replace(replacements: usize, held: usize, make: impl Fn(&mut Rng) -> Block + 
 
 /// Alignments of 32 to 4,096 for blocks of 16 to 2,047 bytes.
 pub fn aligned(size: Size) -> Figures {
-    replace(size.count(1_200_000), 2000, |rng| {
+    replace(size.count(800_000), 2000, |rng| {
         Block::aligned(32 << rng.below(8), log_size(rng, 16, 7))
     })
 }

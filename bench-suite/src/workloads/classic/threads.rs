@@ -65,7 +65,7 @@ fn batch(rng: &mut Rng) -> Vec<Block> {
 
 /// As xmalloc-test: half of the threads only allocate, the other half only free.
 pub fn one_way(size: Size) -> Figures {
-    let batches = size.count(7_000);
+    let batches = size.count(5_000);
     let pairs = lanes() / 2;
     Figures::time(|| {
         in_threads(pairs, |pair| {

@@ -110,7 +110,7 @@ const PROGRAMS: &[Program] = &[
         work: Work::Script(Script {
             file: "work.c",
             text: inputs::c,
-            quick: 60,
+            quick: 40,
             arguments: &["-O1", "-S", "-o", "out.s", "work.c"],
             variables: &[],
             result: Some("out.s"),
@@ -124,7 +124,7 @@ const PROGRAMS: &[Program] = &[
         work: Work::Script(Script {
             file: "work.cpp",
             text: inputs::cxx,
-            quick: 4,
+            quick: 2,
             arguments: &["-O0", "-S", "-o", "out.s", "work.cpp"],
             variables: &[],
             result: Some("out.s"),
@@ -187,7 +187,7 @@ const PROGRAMS: &[Program] = &[
         work: Work::Script(Script {
             file: "work.lua",
             text: inputs::lua,
-            quick: 10,
+            quick: 6,
             arguments: &["work.lua"],
             variables: &[],
             result: None,
@@ -201,7 +201,7 @@ const PROGRAMS: &[Program] = &[
         work: Work::Script(Script {
             file: "work.sh",
             text: inputs::git,
-            quick: 400,
+            quick: 200,
             arguments: &["work.sh"],
             variables: &[
                 ("GIT_CONFIG_NOSYSTEM", "1"),

@@ -56,7 +56,7 @@ pub fn measure(
     if load {
         let tool = find("redis-benchmark").ok_or("redis-benchmark is gone")?;
         let mut benchmark = command(&tool, directory, None);
-        let requests = size.count(60_000).to_string();
+        let requests = size.count(40_000).to_string();
         benchmark
             .args(["-s", SOCKET, "-c", "20", "-P", "16", "-r", "100000", "-q"])
             .args(["-d", "200", "-t", "set,get,lpush,hset", "-n", &requests]);
