@@ -110,7 +110,7 @@ const PROGRAMS: &[Program] = &[
         work: Work::Script(Script {
             file: "work.c",
             text: inputs::c,
-            quick: 40,
+            quick: 25,
             arguments: &["-O1", "-S", "-o", "out.s", "work.c"],
             variables: &[],
             result: Some("out.s"),
@@ -124,7 +124,7 @@ const PROGRAMS: &[Program] = &[
         work: Work::Script(Script {
             file: "work.cpp",
             text: inputs::cxx,
-            quick: 2,
+            quick: 1,
             arguments: &["-O0", "-S", "-o", "out.s", "work.cpp"],
             variables: &[],
             result: Some("out.s"),
@@ -201,7 +201,7 @@ const PROGRAMS: &[Program] = &[
         work: Work::Script(Script {
             file: "work.sh",
             text: inputs::git,
-            quick: 200,
+            quick: 80,
             arguments: &["work.sh"],
             variables: &[
                 ("GIT_CONFIG_NOSYSTEM", "1"),
