@@ -8,7 +8,7 @@ use crate::purge;
 use crate::reclaim;
 use crate::remap;
 use crate::slot;
-use crate::sync::{FutexLock, Lock};
+use crate::sync::{FutexLock, Lock, Patience};
 use crate::zone;
 
 /// The raw lock inside a lock, for the handlers.
@@ -29,9 +29,10 @@ fn each_lock(f: impl Fn(&FutexLock)) {
     meta::with_raw_lock(&f);
 }
 
-/// Takes the page layer's locks. After those of the layers above.
-pub fn prepare() {
-    each_lock(FutexLock::fork_prepare);
+/// Takes the page layer's locks. After those of the layers above, and inside
+/// [`enter_fork`](crate::sync::enter_fork).
+pub fn prepare(patience: Patience) {
+    each_lock(|lock| lock.fork_prepare(patience));
 }
 
 /// Gives them back in the parent.

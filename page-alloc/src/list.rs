@@ -4,7 +4,11 @@
 //! so that records can be shared as `&'static`.
 
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicPtr, AtomicU64,
+    Ordering::{Relaxed, Release},
+    compiler_fence,
+};
 
 use crate::block::Block;
 use crate::page::Page;
@@ -92,11 +96,13 @@ impl<T: Linked> List<T> {
         let head = self.head.load(Relaxed);
         item.links().prev.store(ptr::null_mut(), Relaxed);
         item.links().next.store(head, Relaxed);
+        // In `remove`'s order, backwards.
+        self.head.store(at, Relaxed);
+        compiler_fence(Release);
         match record(head) {
             Some(first) => first.links().prev.store(at, Relaxed),
             None => self.tail.store(at, Relaxed),
         }
-        self.head.store(at, Relaxed);
         self.len.store(self.len.load(Relaxed) + 1, Relaxed);
     }
 
@@ -120,13 +126,16 @@ impl<T: Linked> List<T> {
     pub fn remove(&mut self, item: &'static T) {
         let links = item.links();
         let (next, prev) = (links.next.load(Relaxed), links.prev.load(Relaxed));
-        match record(prev) {
-            Some(p) => p.links().next.store(next, Relaxed),
-            None => self.head.store(next, Relaxed),
-        }
+        // The way back before the way on: a signal handler may fork between the two and
+        // its child remove the record that it then finds first. It must come off.
         match record(next) {
             Some(n) => n.links().prev.store(prev, Relaxed),
             None => self.tail.store(prev, Relaxed),
+        }
+        compiler_fence(Release);
+        match record(prev) {
+            Some(p) => p.links().next.store(next, Relaxed),
+            None => self.head.store(next, Relaxed),
         }
         self.len.store(self.len.load(Relaxed) - 1, Relaxed);
     }

@@ -7,6 +7,7 @@
 //! (advice, `mremap`) has a fall-back in its caller, and each refusal is counted
 //! in [`refusals`]. Tests plant refusals with [`inject`].
 
+use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use libc::{c_int, c_long};
@@ -118,7 +119,7 @@ pub fn page_size() -> usize {
 pub fn reserve(bytes: usize) -> *mut u8 {
     if planted(Call::Reserve) {
         refuse(Call::Reserve);
-        return core::ptr::null_mut();
+        return ptr::null_mut();
     }
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let at = sys(
@@ -134,7 +135,7 @@ pub fn reserve(bytes: usize) -> *mut u8 {
     );
     if at == -1 {
         refuse(Call::Reserve);
-        return core::ptr::null_mut();
+        return ptr::null_mut();
     }
     at as *mut u8
 }
@@ -277,12 +278,18 @@ pub fn now_ms() -> u64 {
     t.tv_sec as u64 * 1000 + t.tv_nsec as u64 / 1_000_000
 }
 
-/// Sleeps while the word holds `expected`. May return early.
-pub fn futex_wait(word: &AtomicU32, expected: u32) {
+/// Sleeps while the word holds `expected`, for at most the milliseconds given. May
+/// return early.
+pub fn futex_wait(word: &AtomicU32, expected: u32, at_most_ms: Option<u64>) {
     let op = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+    let time = at_most_ms.map(|ms| libc::timespec {
+        tv_sec: (ms / 1000) as libc::time_t,
+        tv_nsec: (ms % 1000 * 1_000_000) as c_long,
+    });
+    let time = time.as_ref().map_or(ptr::null(), ptr::from_ref) as usize;
     sys(
         libc::SYS_futex,
-        [word.as_ptr() as usize, op, expected as usize, 0, 0, 0],
+        [word.as_ptr() as usize, op, expected as usize, time, 0, 0],
     );
 }
 
@@ -293,6 +300,43 @@ pub fn futex_wake(word: &AtomicU32, count: u32) {
         libc::SYS_futex,
         [word.as_ptr() as usize, op, count as usize, 0, 0, 0],
     );
+}
+
+/// No signal handler runs on the calling thread while this lives.
+#[derive(Debug)]
+pub struct SignalsBlocked {
+    before: u64,
+}
+
+impl SignalsBlocked {
+    /// Blocks every signal that can be blocked.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        let all = u64::MAX;
+        let mut before = 0u64;
+        Self::set_mask(&all, &mut before);
+        Self { before }
+    }
+
+    fn set_mask(mask: &u64, before: *mut u64) {
+        sys(
+            libc::SYS_rt_sigprocmask,
+            [
+                libc::SIG_SETMASK as usize,
+                ptr::from_ref(mask) as usize,
+                before as usize,
+                size_of::<u64>(),
+                0,
+                0,
+            ],
+        );
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        Self::set_mask(&self.before, ptr::null_mut());
+    }
 }
 
 /// The kernel's id of the calling thread.

@@ -234,6 +234,8 @@ slot_pointer!(
 
 const EXITED: usize = 1 << 32;
 const KEYED: usize = 1 << 33;
+/// The unit in which held locks are counted, in the word's upper half.
+const LOCK: usize = 1 << 40;
 
 fn state() -> usize {
     thread().record() as usize
@@ -261,6 +263,23 @@ fn learn_thread_id() -> u32 {
 /// Forgets the cached thread id: for the child after fork.
 pub fn forget_thread_id() {
     set_state(state() & !0xffff_ffff);
+}
+
+/// Counts a lock that the calling thread is about to hold.
+#[inline]
+pub(crate) fn count_lock() {
+    set_state(state().wrapping_add(LOCK));
+}
+
+/// Counts one less.
+#[inline]
+pub(crate) fn uncount_lock() {
+    set_state(state().wrapping_sub(LOCK));
+}
+
+/// Whether the calling thread holds a lock, or did when a signal handler interrupted it.
+pub(crate) fn holds_locks() -> bool {
+    state() >= LOCK
 }
 
 /// Whether the calling thread has run its exit hooks: it gets no records any more.

@@ -163,11 +163,12 @@ fn records() {
     slot::watch_thread_exit();
     let _ = (sync::tid(), slot::has_exited());
     // The fork handlers, without a fork.
-    fork::prepare();
-    sync::bypass_for_fork(true);
+    let patience = sync::Patience::of_this_thread();
+    assert!(sync::enter_fork(patience));
+    fork::prepare(patience);
     runs();
-    sync::bypass_for_fork(false);
     fork::parent();
+    sync::leave_fork();
     let _ = size_of::<FutexLock>();
 }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use common::{assert_all_merged, drained, in_child, order};
-use page_alloc::sync::bypass_for_fork;
+use page_alloc::sync::{Patience, enter_fork, leave_fork};
 use page_alloc::{
     Migratetype, PAGE_SIZE, PageKind, PageRef, alloc_pages, alloc_run, extend_run, fork,
     free_cold_pages, free_pages, free_run, meta, page_of, pcp, purge, run_pages, shrink_run,
@@ -287,11 +287,12 @@ fn forked_children_work_on() {
                 })
             });
             for round in 0..150 {
-                fork::prepare();
-                bypass_for_fork(true);
+                let patience = Patience::of_this_thread();
+                assert!(enter_fork(patience));
+                fork::prepare(patience);
                 // SAFETY: the child runs on below, with the allocator's handlers.
                 let pid = unsafe { libc::fork() };
-                bypass_for_fork(false);
+                leave_fork();
                 if pid == 0 {
                     // SAFETY: the child, before it starts threads.
                     unsafe { fork::child() };

@@ -1,5 +1,5 @@
-//! fork: from signal handlers that interrupted malloc, with handlers that allocate, with other
-//! threads at work.
+//! fork: from signal handlers that interrupted malloc, with handlers that allocate, from several
+//! threads at once, with other threads at work.
 
 mod common;
 
@@ -33,6 +33,18 @@ fn with_handlers_that_allocate() {
     Run::plain(&program)
         .run()
         .expect_success("the test program without a preload");
+    for backend in BACKENDS {
+        Run::under(&program, Some(backend))
+            .limit(90)
+            .run()
+            .expect_success(backend);
+    }
+}
+
+/// Threads that fork while others are in the middle of a fork, with children that allocate.
+#[test]
+fn by_several_threads_at_once() {
+    let program = compile("c/fork_at_once.c", &[]);
     for backend in BACKENDS {
         Run::under(&program, Some(backend))
             .limit(90)

@@ -12,6 +12,11 @@
 //! lock `FORK_HELD`, a lock that this thread owns already is not waited for but
 //! marked `WAS_OWNED`, and the forking thread passes through marked locks until
 //! the parent's or child's handler takes the marks away.
+//!
+//! A thread that was interrupted inside the allocator cannot keep the lock order:
+//! another may hold the lock it asks for and wait for the one it has. It therefore
+//! waits for [`PATIENCE_MS`] at most and forks without the rest. The child of such a
+//! fork may call only what is safe in a signal handler, by POSIX, so it misses nothing.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -25,8 +30,35 @@ const FORK_HELD: u32 = 1 << 30;
 const WAS_OWNED: u32 = 1 << 29;
 const OWNER: u32 = WAS_OWNED - 1;
 
-/// The thread that is inside `fork`, or 0.
-static FORKER: AtomicU32 = AtomicU32::new(0);
+/// Held by the thread that is inside `fork`: one at a time prepares.
+static FORK: FutexLock = FutexLock::INIT;
+
+/// What the `fork` of an interrupted thread waits for all locks together; milliseconds.
+/// A holder that waits for nobody is gone in microseconds, unless it was preempted. The
+/// wait is a sleep: a handler that used its timer's period of processor time would be
+/// called again before the thread below it had run.
+pub const PATIENCE_MS: u64 = 20;
+
+/// Until when `fork`'s prepare handler waits for locks.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    until_ms: Option<u64>,
+}
+
+impl Patience {
+    /// What the calling thread can afford: any time, unless it was interrupted while it
+    /// held a lock.
+    pub fn of_this_thread() -> Self {
+        Self {
+            until_ms: slot::holds_locks().then(|| os::now_ms() + PATIENCE_MS),
+        }
+    }
+
+    fn left_ms(self) -> Option<u64> {
+        self.until_ms
+            .map(|until| until.saturating_sub(os::now_ms()))
+    }
+}
 
 /// A mutex around data, on the futex lock.
 pub type Lock<T> = lock_api::Mutex<FutexLock, T>;
@@ -37,10 +69,22 @@ pub fn tid() -> u32 {
     slot::thread_id()
 }
 
-/// Lets the calling thread pass through the locks that `fork`'s prepare handler
-/// holds (`true`), or ends that (`false`).
-pub fn bypass_for_fork(on: bool) {
-    FORKER.store(if on { tid() } else { 0 }, Ordering::Relaxed);
+/// Makes the calling thread the one that forks: it passes through the locks that
+/// [`FutexLock::fork_prepare`] takes from here on. False when its patience ended first.
+pub fn enter_fork(patience: Patience) -> bool {
+    FORK.lock_within(patience)
+}
+
+/// Whether the calling thread is between [`enter_fork`] and [`leave_fork`].
+pub fn is_forking() -> bool {
+    FORK.is_mine()
+}
+
+/// Ends what [`enter_fork`] began, in the parent or in the child.
+pub fn leave_fork() {
+    if FORK.0.swap(0, Ordering::Release) & WAITERS != 0 {
+        FORK.wake();
+    }
 }
 
 /// The raw lock. Use it through [`Lock`].
@@ -64,6 +108,9 @@ unsafe impl RawMutex for FutexLock {
 
     #[inline]
     fn lock(&self) -> Passed {
+        // Counted before it is taken, and until after it is free again: a signal handler
+        // must not find a lock held by a thread that says it holds none.
+        slot::count_lock();
         // Acquire: pairs with the release in `unlock`.
         if self
             .0
@@ -78,6 +125,7 @@ unsafe impl RawMutex for FutexLock {
 
     #[inline]
     fn try_lock(&self) -> Option<Passed> {
+        slot::count_lock();
         if self
             .0
             .compare_exchange(0, tid(), Ordering::Acquire, Ordering::Relaxed)
@@ -85,7 +133,11 @@ unsafe impl RawMutex for FutexLock {
         {
             return Some(Passed(false));
         }
-        self.is_held_by_fork().then_some(Passed(true))
+        let passed = self.is_held_by_fork().then_some(Passed(true));
+        if passed.is_none() {
+            slot::uncount_lock();
+        }
+        passed
     }
 
     #[inline]
@@ -94,6 +146,7 @@ unsafe impl RawMutex for FutexLock {
         if !through && self.0.swap(0, Ordering::Release) & WAITERS != 0 {
             self.wake();
         }
+        slot::uncount_lock();
     }
 
     #[inline]
@@ -108,7 +161,7 @@ impl FutexLock {
     /// lock when a signal handler forked. Waiting for that frame would be for ever.
     fn is_held_by_fork(&self) -> bool {
         let word = self.0.load(Ordering::Relaxed);
-        (word & FORK_HELD != 0 && FORKER.load(Ordering::Relaxed) == tid())
+        (word & FORK_HELD != 0 && FORK.is_mine())
             || (word & WAS_OWNED != 0 && word & OWNER == tid())
     }
 
@@ -143,6 +196,13 @@ impl FutexLock {
             }
             core::hint::spin_loop();
         }
+        self.sleep_until_mine(Patience { until_ms: None });
+        Passed(false)
+    }
+
+    /// Takes the lock, asleep while another has it; false when the patience ended first.
+    fn sleep_until_mine(&self, patience: Patience) -> bool {
+        let me = tid();
         loop {
             let word = self.0.load(Ordering::Relaxed);
             if word == 0 {
@@ -153,7 +213,7 @@ impl FutexLock {
                     .compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok()
                 {
-                    return Passed(false);
+                    return true;
                 }
                 continue;
             }
@@ -166,18 +226,35 @@ impl FutexLock {
             {
                 continue;
             }
-            os::futex_wait(&self.0, marked);
+            match patience.left_ms() {
+                Some(0) => return false,
+                left => os::futex_wait(&self.0, marked, left),
+            }
         }
     }
 
+    /// Whether the calling thread owns the lock.
+    fn is_mine(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & OWNER == tid()
+    }
+
+    /// Takes the lock for `fork`, uncounted; false when the patience ended first.
+    fn lock_within(&self, patience: Patience) -> bool {
+        if patience.until_ms.is_some() {
+            return self.sleep_until_mine(patience);
+        }
+        let _ = self.lock();
+        slot::uncount_lock();
+        true
+    }
+
     /// `fork`'s prepare handler: takes the lock for the forking thread, or marks
-    /// it when that thread was interrupted while it held it.
-    pub fn fork_prepare(&self) {
-        let me = tid();
-        if self.0.load(Ordering::Relaxed) & OWNER == me {
+    /// it when that thread was interrupted while it held it. Leaves it to its holder
+    /// when the patience ends first.
+    pub fn fork_prepare(&self, patience: Patience) {
+        if self.is_mine() {
             self.0.fetch_or(FORK_HELD | WAS_OWNED, Ordering::Relaxed);
-        } else {
-            let _ = self.lock();
+        } else if self.lock_within(patience) {
             self.0.fetch_or(FORK_HELD, Ordering::Relaxed);
         }
     }
@@ -197,7 +274,9 @@ impl FutexLock {
     }
 
     /// The child's handler: no other thread exists any more, so the lock is free
-    /// unless the interrupted frame below `fork` holds it.
+    /// unless the interrupted frame below `fork` holds it. (After a fork that ran out of
+    /// patience before it marked that one, it is free all the same, and the frame's own
+    /// release changes nothing.)
     pub fn fork_child(&self) {
         let word = self.0.load(Ordering::Relaxed);
         let mine = if word & WAS_OWNED != 0 {
@@ -225,6 +304,9 @@ fn owned_already() -> ! {
 mod tests {
     use super::*;
 
+    /// Held by a test that forks, as it were: another's patience would end before it did.
+    static ONE_FORKS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     #[test]
     fn counts_exactly_under_contention() {
         static COUNT: Lock<u64> = Lock::new(0);
@@ -242,25 +324,63 @@ mod tests {
 
     #[test]
     fn forking_thread_passes_held_locks_and_gives_them_back() {
+        let _alone = ONE_FORKS.lock().unwrap();
         let free = FutexLock::INIT;
         let owned = FutexLock::INIT;
         let held = owned.lock();
-        free.fork_prepare();
-        owned.fork_prepare();
-        bypass_for_fork(true);
+        let patience = Patience::of_this_thread();
+        assert!(enter_fork(patience));
+        free.fork_prepare(patience);
+        owned.fork_prepare(patience);
         for lock in [&free, &owned] {
             let passed = lock.lock();
             // SAFETY: the line above "took" it, passing through.
             unsafe { lock.unlock(passed) };
             assert!(lock.is_locked(), "passing through must not release");
         }
-        bypass_for_fork(false);
         free.fork_parent();
         owned.fork_parent();
+        leave_fork();
         assert!(!free.is_locked());
         assert!(owned.is_locked(), "the interrupted frame still holds it");
         // SAFETY: taken at the top.
         unsafe { owned.unlock(held) };
         assert!(!owned.is_locked());
+    }
+
+    /// Two locks against their order: a thread that holds one is interrupted and forks,
+    /// while another holds the second and waits for the first.
+    #[test]
+    fn an_interrupted_thread_does_not_wait_for_a_lock_whose_holder_waits_for_it() {
+        let _alone = ONE_FORKS.lock().unwrap();
+        let (first, second) = (FutexLock::INIT, FutexLock::INIT);
+        let held = first.lock();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let passed = second.lock();
+                let waited = first.lock();
+                // SAFETY: taken by the two lines above.
+                unsafe {
+                    first.unlock(waited);
+                    second.unlock(passed);
+                }
+            });
+            while first.0.load(Ordering::Relaxed) & WAITERS == 0 {
+                os::yield_cpu();
+            }
+            let patience = Patience::of_this_thread();
+            assert!(enter_fork(patience));
+            second.fork_prepare(patience);
+            first.fork_prepare(patience);
+            assert_eq!(second.0.load(Ordering::Relaxed) & FORK_HELD, 0);
+            first.fork_parent();
+            second.fork_parent();
+            leave_fork();
+            assert!(second.is_locked(), "the other thread's");
+            // SAFETY: taken at the top.
+            unsafe { first.unlock(held) };
+        });
+        assert!(!first.is_locked() && !second.is_locked());
+        assert!(!slot::holds_locks());
     }
 }

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 mod lock;
 mod stack;
 
-pub use lock::{FutexLock, Lock, bypass_for_fork, tid};
+pub use lock::{FutexLock, Lock, Patience, enter_fork, is_forking, leave_fork, tid};
 pub use stack::{Links, TaggedStack};
 
 /// A 64-bit atomic word that a protocol runs on, or a byte that is written values of

@@ -1,6 +1,8 @@
-/* A 1 kHz timer interrupts malloc and free, in a program with other allocating threads, and the handler forks. malloc
- * may be interrupted with its locks held: fork must not wait for them, and the parent must go on as if nothing had
- * been. argv: other threads, forks, and whether the child allocates too, which POSIX leaves undefined (it runs on
+/* A timer interrupts malloc and free, in a program with other allocating threads, and the handler forks. malloc
+ * may be interrupted with its locks held: fork must not wait for them, nor for others whose holders wait for them, and
+ * the parent must go on as if nothing had been. The timer is set again by the thread that it interrupts, once it is
+ * back at work: a periodic one counts what the others do meanwhile, and may be due again whenever the handler ends.
+ * argv: other threads, forks, and whether the child allocates too, which POSIX leaves undefined (it runs on
  * state in the middle of a change): there it may fail, but not hang. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -47,6 +49,11 @@ static void on_signal(int signal) {
     }
 }
 
+static void set_timer(unsigned microseconds) {
+    struct itimerval timer = {{0, 0}, {0, microseconds}};
+    setitimer(ITIMER_PROF, &timer, 0);
+}
+
 static void *other(void *arg) {
     unsigned seed = (unsigned)(long)arg;
     static _Thread_local void *slots[300];
@@ -67,11 +74,13 @@ int main(int argc, char **argv) {
     pthread_sigmask(SIG_UNBLOCK, &set, 0);
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGPROF, &action, 0);
-    struct itimerval timer = {{0, 1000}, {0, 1000}};
-    setitimer(ITIMER_PROF, &timer, 0);
     unsigned seed = 99;
     static void *slots[300];
-    while (forks < wanted && !bad) churn(&seed, slots, 300);
+    for (int seen = -1; forks < wanted && !bad; churn(&seed, slots, 300)) {
+        if (seen == forks) continue;
+        seen = forks;
+        set_timer(500 + (seed >> 16) % 1000);
+    }
     if (bad) fprintf(stderr, "a child ended with status %#x after %d forks\n", (int)bad, (int)forks);
     if (fell) fprintf(stderr, "%d of %d children failed\n", (int)fell, (int)forks);
     return bad != 0;
