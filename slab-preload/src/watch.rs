@@ -99,27 +99,34 @@ extern "C" fn look() {
 }
 
 /// Lets the calling thread, which is a light one, give back what lies in queues and empty slabs:
-/// once for each time that memory waits, half a delay after the first light look. Slabs that hold
-/// nothing but queued objects keep their neighbours from merging, so that little more than
-/// themselves would be given back.
+/// half a delay after the first light look since memory began to wait. Slabs that hold nothing but
+/// queued objects keep their neighbours from merging, so that little more than themselves would be
+/// given back. What that frees has waited its delay when the next time comes, and mostly nothing
+/// waits any more then; if something does, the thread may have been a busy one that was kept from
+/// its processor, and have freed much since.
 #[cold]
 fn reap(now: u64) {
     let due = REAP.load(Relaxed);
     let Some(delay) = config::purge_ms() else {
         return;
     };
-    if due == DONE || (due != 0 && now < due) {
+    if due != 0 && now < due {
         return;
     }
-    let next = if due == 0 { now + delay / 2 } else { DONE };
-    if REAP.compare_exchange(due, next, Relaxed, Relaxed).is_ok() && next == DONE {
+    let wait = if due == 0 {
+        delay / 2
+    } else {
+        delay + delay / 4
+    };
+    let next = now + wait;
+    if REAP.compare_exchange(due, next, Relaxed, Relaxed).is_ok() && due != 0 {
         with_backend!(B => B::heap().shrink_caches());
     }
 }
 
-/// When a light thread reaps, in milliseconds; 0 before the first light look, [`DONE`] afterwards.
-static REAP: AtomicU64 = AtomicU64::new(DONE);
-const DONE: u64 = u64::MAX;
+/// When a light thread reaps, in milliseconds; 0 from when memory begins to wait until the first
+/// light look.
+static REAP: AtomicU64 = AtomicU64::new(0);
 
 /// Puts counting entries into the table, or the backend's own, as the purger needs it. Called
 /// whenever memory begins or ceases to wait, by any thread.
