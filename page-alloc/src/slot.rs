@@ -235,7 +235,7 @@ slot_pointer!(
 const EXITED: usize = 1 << 32;
 const KEYED: usize = 1 << 33;
 /// The unit in which held locks are counted, in the word's upper half.
-const LOCK: usize = 1 << 40;
+const LOCK: u32 = 1 << 8;
 
 fn state() -> usize {
     thread().record() as usize
@@ -265,21 +265,39 @@ pub fn forget_thread_id() {
     set_state(state() & !0xffff_ffff);
 }
 
-/// Counts a lock that the calling thread is about to hold.
+/// The upper half of a state: one instruction adds to it, which a constant beyond 32
+/// bits would not allow.
 #[inline]
-pub(crate) fn count_lock() {
-    set_state(state().wrapping_add(LOCK));
+fn upper_half(thread: &SlotPtr) -> *mut u32 {
+    let half = usize::from(cfg!(target_endian = "little"));
+    thread.record.get().cast::<u32>().wrapping_add(half)
+}
+
+/// Counts a lock that the calling thread is about to hold. Returns [`thread_id`].
+#[inline]
+pub(crate) fn count_lock() -> u32 {
+    let thread = thread();
+    let at = upper_half(thread);
+    // SAFETY: thread-local, see `SlotPtr`; half of a word that is used as an integer.
+    unsafe { *at = (*at).wrapping_add(LOCK) };
+    match thread.record() as usize as u32 {
+        0 => learn_thread_id(),
+        id => id,
+    }
 }
 
 /// Counts one less.
 #[inline]
 pub(crate) fn uncount_lock() {
-    set_state(state().wrapping_sub(LOCK));
+    let at = upper_half(thread());
+    // SAFETY: as in `count_lock`.
+    unsafe { *at = (*at).wrapping_sub(LOCK) };
 }
 
 /// Whether the calling thread holds a lock, or did when a signal handler interrupted it.
 pub(crate) fn holds_locks() -> bool {
-    state() >= LOCK
+    // SAFETY: as in `count_lock`.
+    unsafe { *upper_half(thread()) >= LOCK }
 }
 
 /// Whether the calling thread has run its exit hooks: it gets no records any more.

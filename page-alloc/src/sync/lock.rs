@@ -110,11 +110,11 @@ unsafe impl RawMutex for FutexLock {
     fn lock(&self) -> Passed {
         // Counted before it is taken, and until after it is free again: a signal handler
         // must not find a lock held by a thread that says it holds none.
-        slot::count_lock();
+        let me = slot::count_lock();
         // Acquire: pairs with the release in `unlock`.
         if self
             .0
-            .compare_exchange(0, tid(), Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
         {
             Passed(false)
@@ -125,10 +125,10 @@ unsafe impl RawMutex for FutexLock {
 
     #[inline]
     fn try_lock(&self) -> Option<Passed> {
-        slot::count_lock();
+        let me = slot::count_lock();
         if self
             .0
-            .compare_exchange(0, tid(), Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
         {
             return Some(Passed(false));
