@@ -82,6 +82,12 @@ pub fn was_sparse(head: PageRef) -> bool {
     head.flags.load(Relaxed) & WAS_SPARSE != 0
 }
 
+/// [`is_quiet`] or [`was_sparse`], in one look: what an object that comes back asks.
+#[inline]
+pub fn is_or_was_sparse(head: PageRef) -> bool {
+    head.flags.load(Relaxed) & (QUIET | WAS_SPARSE) != 0
+}
+
 /// The byte of an object of a slab, as it is or would be. The granules of a sparse slab are
 /// written again first: `write` does it, for each object that is in use by the slab's own
 /// records. For the cache, under its lock; `write` must take no lock and no memory.

@@ -168,11 +168,11 @@ impl NodeLevel<'_> {
         self.node.shared.reset(next_limit);
     }
 
-    fn give_run(&mut self, head: PageRef, run: &[*mut u8]) {
-        let before = slab::active(head);
-        slab::give(self.geometry, head, run);
+    #[inline(always)]
+    fn give_run(&mut self, slab: (PageRef, usize), run: &[*mut u8]) {
+        let head = slab.0;
+        let (before, after) = slab::give(self.geometry, slab, run);
         let was_quiet = self.came_back(head, run);
-        let after = slab::active(head);
         let node = &mut *self.node;
         node.free_objects += before - after;
         let was_full = before == self.geometry.objects && !was_quiet;
@@ -238,7 +238,7 @@ impl Level<*mut u8> for NodeLevel<'_> {
         let map = PageMap::now();
         let order = self.geometry.order.get();
         // Slabs are aligned to their size.
-        let slab_of = |p: *mut u8| p as usize & !((PAGE_SIZE << order) - 1);
+        let base_of = |p: *mut u8| p as usize & !((PAGE_SIZE << order) - 1);
         let mut rest = objects;
         while let Some((first, others)) = rest.split_first() {
             let Some((head, _)) = map.find(*first, order) else {
@@ -246,10 +246,10 @@ impl Level<*mut u8> for NodeLevel<'_> {
                 rest = others;
                 continue;
             };
-            let slab = slab_of(*first);
-            let more = others.iter().take_while(|p| slab_of(**p) == slab).count();
+            let base = base_of(*first);
+            let more = others.iter().take_while(|p| base_of(**p) == base).count();
             let (run, others) = rest.split_at(1 + more);
-            self.give_run(head, run);
+            self.give_run((head, base), run);
             rest = others;
         }
     }

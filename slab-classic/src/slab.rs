@@ -318,10 +318,18 @@ pub(crate) fn take(g: &Geometry, head: PageRef, out: &mut [*mut u8]) -> usize {
     n
 }
 
-/// Puts objects of this slab back.
-pub(crate) fn give(g: &Geometry, head: PageRef, objects: &[*mut u8]) {
+/// Puts objects of the slab back whose pages begin at `base`; returns how many were in use or
+/// in arrays before, and are now.
+#[inline(always)]
+pub(crate) fn give(
+    g: &Geometry,
+    (head, base): (PageRef, usize),
+    objects: &[*mut u8],
+) -> (usize, usize) {
+    debug_assert_eq!(head.address() as usize, base);
     let mut state = State::of(head);
-    let first = head.address() as usize + state.colour;
+    let before = state.active;
+    let first = base + state.colour;
     if g.placement == Placement::InFreeObject
         && state.link == 0
         && let Some(p) = objects.first()
@@ -339,6 +347,7 @@ pub(crate) fn give(g: &Geometry, head: PageRef, objects: &[*mut u8]) {
         stack.set(active, g.index((*p as usize).wrapping_sub(first)));
     }
     state.store(head);
+    (before, state.active)
 }
 
 /// Calls `f` with the index of each free object, as the stack has it.
@@ -458,14 +467,14 @@ mod tests {
                 }
                 // Back in another order, in two parts.
                 out[..all].reverse();
-                give(&g, head, &out[..all / 3]);
-                give(&g, head, &out[all / 3..all]);
+                give(&g, (head, head.address() as usize), &out[..all / 3]);
+                give(&g, (head, head.address() as usize), &out[all / 3..all]);
                 assert_eq!(active(head), 0);
                 let mut again = vec![NONE; all];
                 assert_eq!(take(&g, head, &mut again), all);
                 again.sort_unstable();
                 assert_eq!(again, seen);
-                give(&g, head, &again);
+                give(&g, (head, head.address() as usize), &again);
                 discard(&g, head);
             }
         }

@@ -220,11 +220,18 @@ impl Unified {
         got
     }
 
-    /// Takes objects from the slabs: the own node's, other nodes', new ones.
+    /// Takes objects from the slabs: the own node's, new ones, other nodes'.
     fn take_objects(self, node: usize, turn: usize, out: &mut [*mut u8]) -> usize {
         let nodes = topology::nodes();
-        let got = self.take(node, turn, out);
-        if got > 0 {
+        let mut got = self.take(node, turn, out);
+        // What the last slab had left over is no refill: small objects get a fresh slab with
+        // it, of which nothing is resident until it is used.
+        let enough = if self.0.order == Order::ZERO {
+            out.len().div_ceil(2)
+        } else {
+            1
+        };
+        if got >= enough {
             return got;
         }
         // Other threads may empty a new slab before this one gets to it.
@@ -237,10 +244,13 @@ impl Unified {
                 node.free += self.0.objects;
                 node.empty.push_front(head);
             }
-            let got = self.take(home, turn, out);
+            got += self.take(home, turn, &mut out[got..]);
             if got > 0 {
                 return got;
             }
+        }
+        if got > 0 {
+            return got;
         }
         (1..nodes)
             .map(|i| self.take((node + i) % nodes, turn, out))
@@ -270,9 +280,9 @@ impl Unified {
                 let mut node = self.0.nodes[home].lock();
                 let to = (&mut *node, home, map);
                 objects = match (nodes > 1, order == 0) {
-                    (false, true) => self.give_to::<false, true>(to, objects, &mut discard),
+                    (false, true) => self.give_to::<true, false>(to, objects, &mut discard),
                     (false, false) => self.give_to::<false, false>(to, objects, &mut discard),
-                    (true, _) => self.give_to::<true, false>(to, objects, &mut discard),
+                    (true, _) => self.give_to::<false, true>(to, objects, &mut discard),
                 };
             }
             for head in discard.slabs() {
@@ -288,38 +298,32 @@ impl Unified {
 
     /// Gives objects to the slabs of a node, until one is another node's (`MANY` nodes) or
     /// `discard` is full; returns the rest. `ONE`: slabs are of one page.
-    #[inline]
-    fn give_to<'a, const MANY: bool, const ONE: bool>(
+    fn give_to<'a, const ONE: bool, const MANY: bool>(
         self,
         (node, home, map): (&mut Node, usize, PageMap),
-        objects: &'a [*mut u8],
+        mut objects: &'a [*mut u8],
         discard: &mut Discard,
     ) -> &'a [*mut u8] {
         let order = self.0.order.get();
-        let parts = (order > 0 && slab::is_compact(self.0.objects)).then_some(order);
-        let mut counted = 0;
-        let mut n = 0;
-        while let Some(p) = objects.get(n)
-            && let Some((head, page)) = map.find(*p, order)
-        {
-            if MANY && head.node() != home {
-                break;
+        let shape = slab::Shape {
+            order,
+            compact: order > 0 && slab::is_compact(self.0.objects),
+        };
+        loop {
+            let (n, stop) = slab::put::<ONE, MANY>(map, home, shape, objects);
+            let (done, rest) = objects.split_at(n);
+            objects = rest;
+            node.free += n;
+            let Some(slab::Stop { head, run, freed }) = stop else {
+                return rest;
+            };
+            if sparse::is_or_was_sparse(head) {
+                self.came_back(node, head, &done[n - run..]);
             }
-            let (count, freed) = slab::put::<ONE>(head, page, parts, &objects[n..]);
-            if sparse::was_sparse(head) || sparse::is_quiet(head) {
-                self.came_back(node, head, &objects[n..n + count]);
-            }
-            n += count;
-            if freed != Freed::More {
-                node.free += n - counted;
-                counted = n;
-                if self.relist(node, head, freed) && discard.add(head) {
-                    break;
-                }
+            if freed != Freed::More && self.relist(node, head, freed) && discard.add(head) {
+                return rest;
             }
         }
-        node.free += n - counted;
-        &objects[n..]
     }
 
     /// Puts a slab on the list that it belongs on after the freeing of objects. True

@@ -16,7 +16,9 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use page_alloc::{GRANULE_SHIFT, Order, PAGE_SHIFT, PAGE_SIZE, PageKind, PageRef, page_of};
+use page_alloc::{
+    GRANULE_SHIFT, Order, PAGE_SHIFT, PAGE_SIZE, PageKind, PageMap, PageRef, page_of, sparse,
+};
 use slab_api::guard;
 
 /// Chooses the slab's order: the smallest with at least eight objects (or order 3)
@@ -54,13 +56,9 @@ pub(crate) fn free_objects(head: PageRef) -> usize {
 }
 
 fn pages(head: PageRef) -> impl Iterator<Item = PageRef> {
-    let base = head.address() as usize;
-    let order = head.order();
-    (0..1usize << order).filter_map(move |i| {
-        if i == 0 {
-            return Some(head);
-        }
-        page_of(core::ptr::with_exposed_provenance(base + (i << PAGE_SHIFT)))
+    (0..1usize << head.order()).filter_map(move |i| match i {
+        0 => Some(head),
+        _ => page_of(head.address().wrapping_add(i << PAGE_SHIFT)),
     })
 }
 
@@ -205,61 +203,101 @@ pub(crate) enum Freed {
     All,
 }
 
-/// Marks the first of `objects`, which lies in `page` of the slab at `head`, free, and those
-/// after it that lie in the slab too (in the page, where it has bits of its own); returns
-/// how many, and what became of the slab.
-///
-/// `parts`: the order of a compact slab; `None` for others and for slabs of one page (`ONE`),
-/// where the compiler is to see that a part is a granule.
-#[inline]
-pub(crate) fn put<const ONE: bool>(
-    head: PageRef,
-    page: PageRef,
-    parts: Option<u8>,
-    objects: &[*mut u8],
-) -> (usize, Freed) {
-    let (home, order) = match parts {
-        Some(order) if !ONE => (head, order),
-        _ => (page, 0),
-    };
-    // Slabs are aligned to their size.
-    let together = |p: *mut u8, q: *mut u8| (p as usize ^ q as usize) < PAGE_SIZE << order;
-    match objects {
-        // The case of objects freed in no order: nothing to gather.
-        [p, q, ..] if !together(*p, *q) => {
-            mark_free(home, order, *p);
-            (1, count_free(head, 1))
+/// Where a slab's bits are, for [`put`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) order: u8,
+    /// A slab of several pages whose bits are all in its head page's record.
+    pub(crate) compact: bool,
+}
+
+/// What stopped a [`put`] short of the end: the objects of one slab that it freed last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stop {
+    pub(crate) head: PageRef,
+    /// How many they were.
+    pub(crate) run: usize,
+    pub(crate) freed: Freed,
+}
+
+impl Stop {
+    /// Of a slab whose word was `before` and is `word`.
+    #[cold]
+    #[inline(never)]
+    fn new(head: PageRef, before: u64, word: u64) -> Self {
+        Self {
+            head,
+            run: (word as u32).wrapping_sub(before as u32) as usize,
+            freed: match (before as u32 == 0, word >> 32 == 0) {
+                (false, false) => Freed::More,
+                (true, false) => Freed::First,
+                (false, true) => Freed::Last,
+                (true, true) => Freed::All,
+            },
         }
-        [p, rest @ ..] => {
-            mark_free(home, order, *p);
-            let more = rest.iter().take_while(|q| together(*p, **q));
-            let n = 1 + more.map(|q| mark_free(home, order, *q)).count();
-            (n, count_free(head, n))
-        }
-        [] => (0, Freed::More),
     }
 }
 
+/// Marks `objects` free in their slabs, up to and including those of a slab that turns
+/// ([`Freed`]) or that is quiet or was sparse. Returns how many it marked, and what it stopped
+/// at; fewer than all and no stop is an object that `map` does not know, or one of another node
+/// than `home`.
+///
+/// The one loop that each object of a flush passes through, on its own so that all of it stays
+/// in registers. `ONE`: slabs are of one page. `MANY`: there are several nodes.
+#[inline(never)]
+pub(crate) fn put<const ONE: bool, const MANY: bool>(
+    map: PageMap,
+    home: usize,
+    shape: Shape,
+    objects: &[*mut u8],
+) -> (usize, Option<Stop>) {
+    let order = if ONE { 0 } else { shape.order };
+    let compact = !ONE && shape.compact;
+    let mut last = core::ptr::null();
+    let mut n = 0;
+    while let Some(p) = objects.get(n)
+        && let Some((head, page)) = map.find(*p, order)
+    {
+        if MANY && head.node() != home {
+            break;
+        }
+        let (bits, order) = if compact { (head, order) } else { (page, 0) };
+        mark_free(bits, order, *p);
+        n += 1;
+        let before = head.word.load(Relaxed);
+        let mut word = before.wrapping_add(FREED);
+        // The second of one slab, or page: more may follow.
+        if core::ptr::eq(bits, last) {
+            let more = run(bits, order, *p, &objects[n..]);
+            n += more;
+            word = word.wrapping_add(FREED.wrapping_mul(more as u64));
+        }
+        last = bits;
+        head.word.store(word, Relaxed);
+        if before as u32 == 0 || word >> 32 == 0 || sparse::is_or_was_sparse(head) {
+            return (n, Some(Stop::new(head, before, word)));
+        }
+    }
+    (n, None)
+}
+
+/// Marks those of `objects` free that follow `p` in the same slab (slabs are aligned to their
+/// size), or page; returns how many.
 #[inline]
+fn run(bits: PageRef, order: u8, p: *mut u8, objects: &[*mut u8]) -> usize {
+    let together = |q: &&*mut u8| (**q as usize ^ p as usize) < PAGE_SIZE << order;
+    let mark = |q: &*mut u8| mark_free(bits, order, *q);
+    objects.iter().take_while(together).map(mark).count()
+}
+
+#[inline(always)]
 fn mark_free(home: PageRef, order: u8, p: *mut u8) {
     let part = p as usize >> part_shift(order);
     let cell = &home.private[(part >> 6) & 3];
     let bit = 1 << (part & 63);
     debug_assert_eq!(cell.load(Relaxed) & bit, 0);
     cell.store(cell.load(Relaxed) | bit, Relaxed);
-}
-
-#[inline]
-fn count_free(head: PageRef, n: usize) -> Freed {
-    let before = head.word.load(Relaxed);
-    let word = before.wrapping_add(FREED.wrapping_mul(n as u64));
-    head.word.store(word, Relaxed);
-    match (before as u32 == 0, word >> 32 == 0) {
-        (false, false) => Freed::More,
-        (true, false) => Freed::First,
-        (false, true) => Freed::Last,
-        (true, true) => Freed::All,
-    }
 }
 
 /// Calls `f` with every free object of a slab whose objects are `stride` bytes apart, by
@@ -341,17 +379,20 @@ mod tests {
             let first = head.address() as usize;
             let addresses = (0..count).map(|i| first + i * stride);
             assert!(addresses.eq(out[..count].iter().map(|p| *p as usize)));
-            // By pages, as a flush does, with one object on its own first.
+            // As a flush does, with one object on its own first.
+            let shape = Shape {
+                order: order.get(),
+                compact: order.get() > 0 && is_compact(count),
+            };
             let mut back = 0;
             while back < count {
                 let to = if back == 0 { 1 } else { count };
-                let page = page_of(out[back]).unwrap();
-                let (n, freed) = put::<false>(
-                    head,
-                    page,
-                    is_compact(count).then(|| order.get()),
-                    &out[back..to],
-                );
+                let put = if order.get() == 0 {
+                    put::<true, false>
+                } else {
+                    put::<false, false>
+                };
+                let (n, stop) = put(PageMap::now(), 0, shape, &out[back..to]);
                 let expected = match (back, count - back - n) {
                     (0, 0) => Freed::All,
                     (0, _) => Freed::First,
@@ -359,7 +400,8 @@ mod tests {
                     _ => Freed::More,
                 };
                 back += n;
-                assert_eq!((n > 0, freed), (true, expected));
+                assert!(n > 0);
+                assert_eq!(stop.map_or(Freed::More, |stop| stop.freed), expected);
                 assert_eq!((free_objects(head), objects(head)), (back, count));
             }
             let mut seen = 0;
