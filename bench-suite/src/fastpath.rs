@@ -364,26 +364,40 @@ fn compiler_directories() -> impl Iterator<Item = PathBuf> {
         .map(|version| version.path().join("lib/linux"))
 }
 
-/// The recorded figures of ours: (allocator, loop) to instructions.
-type Recorded = BTreeMap<(String, String), f64>;
+/// A figure of a file that `--json` wrote.
+struct Count {
+    allocator: String,
+    name: String,
+    net: f64,
+    ours: bool,
+}
 
-fn read_recorded(path: &Path) -> Result<Recorded, String> {
+fn read_counts(path: &Path) -> Result<Vec<Count>, String> {
     let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let value: Value =
         serde_json::from_slice(&bytes).map_err(|error| format!("{}: {error}", path.display()))?;
     let rows = value["rows"]
         .as_array()
         .ok_or_else(|| format!("{}: no rows", path.display()))?;
-    let mut recorded = Recorded::new();
-    for row in rows.iter().filter(|row| row["ours"] == true) {
-        if let (Some(allocator), Some(name), Some(net)) = (
-            row["allocator"].as_str(),
-            row["loop"].as_str(),
-            row["net_ir"].as_f64(),
-        ) {
-            recorded.insert((allocator.to_owned(), name.to_owned()), net);
-        }
-    }
+    let count = |row: &Value| {
+        Some(Count {
+            allocator: row["allocator"].as_str()?.to_owned(),
+            name: row["loop"].as_str()?.to_owned(),
+            net: row["net_ir"].as_f64()?,
+            ours: row["ours"] == true,
+        })
+    };
+    Ok(rows.iter().filter_map(count).collect())
+}
+
+/// The recorded figures of ours: (allocator, loop) to instructions.
+type Recorded = BTreeMap<(String, String), f64>;
+
+fn read_recorded(path: &Path) -> Result<Recorded, String> {
+    let recorded: Recorded = (read_counts(path)?.into_iter())
+        .filter(|count| count.ours)
+        .map(|count| ((count.allocator, count.name), count.net))
+        .collect();
     if recorded.is_empty() {
         return Err(format!(
             "{}: it records none of our backends",
@@ -391,6 +405,34 @@ fn read_recorded(path: &Path) -> Result<Recorded, String> {
         ));
     }
     Ok(recorded)
+}
+
+/// The figures of a file that `--json` wrote, as a table for a document.
+pub(crate) fn markdown(path: &Path) -> Result<String, String> {
+    let counts = read_counts(path)?;
+    let mut allocators: Vec<&str> = Vec::new();
+    for count in &counts {
+        if !allocators.contains(&count.allocator.as_str()) {
+            allocators.push(&count.allocator);
+        }
+    }
+    if allocators.is_empty() {
+        return Err(format!("{}: no counts of fastpath", path.display()));
+    }
+    let mut text = String::from("| |");
+    for (name, ..) in LOOPS {
+        text += &format!(" {name} |");
+    }
+    text += &format!("\n|:--{}|\n", "|--:".repeat(LOOPS.len()));
+    for allocator in allocators {
+        text += &format!("| {allocator} |");
+        for (name, ..) in LOOPS {
+            let found = (counts.iter()).find(|c| c.allocator == allocator && c.name == name);
+            text += &found.map_or_else(|| " - |".to_owned(), |c| format!(" {:.0} |", c.net));
+        }
+        text.push('\n');
+    }
+    Ok(text)
 }
 
 /// Prints each figure that is over its recorded one; true when there is none.

@@ -9,9 +9,11 @@
 //! `environment`: the machine and the run. `summary`: each metric's mean change. `verdict`: unified against the better of
 //! slab and slub, counted by workload, and each row that fails. `verdict rows`: every row. `peers WORKLOAD`: geometric means
 //! by ratio to `system`, and the best peer of each row, of the first results that have the workload. `table WORKLOAD METRIC`.
+//! `instructions`: what `fastpath --json` counted, of the file that `--instructions` names.
 
 use crate::cli::{bad_arguments, print};
 use crate::export::{self, markdown};
+use crate::fastpath;
 use crate::report::Report;
 use crate::summary;
 use crate::table::{Table, column_head, format_share, tables_of};
@@ -22,8 +24,7 @@ use std::process::ExitCode;
 
 const START: &str = "<!-- figures: ";
 const END: &str = "<!-- figures end -->";
-const VALID: &str =
-    "environment, summary, verdict, verdict rows, peers WORKLOAD, table WORKLOAD METRIC";
+const VALID: &str = "environment, summary, verdict, verdict rows, peers WORKLOAD, table WORKLOAD METRIC, instructions";
 
 /// The options of `figures`.
 #[derive(Args)]
@@ -39,6 +40,10 @@ pub struct Figures {
     /// A second run of the same machine: a row's verdict fails only if it fails in both
     #[arg(long, value_name = "SECOND.json")]
     second: Option<PathBuf>,
+
+    /// Counts that `fastpath --json` wrote, for the marker `instructions`
+    #[arg(long, value_name = "COUNTS.json")]
+    instructions: Option<PathBuf>,
 
     /// Change nothing; exit with status 3 where a document differs from the results
     #[arg(long)]
@@ -62,11 +67,14 @@ fn update(options: &Figures) -> Result<usize, String> {
         report.compute();
         reports.push(report);
     }
+    let counts = (options.instructions.as_deref())
+        .map(fastpath::markdown)
+        .transpose()?;
     let mut ready = Vec::new();
     for path in &options.documents {
         let name = path.display();
         let text = std::fs::read_to_string(path).map_err(|e| format!("{name}: {e}"))?;
-        let new = fill(&text, &reports).map_err(|e| format!("{name}: {e}"))?;
+        let new = fill(&text, &reports, counts.as_deref()).map_err(|e| format!("{name}: {e}"))?;
         ready.push((path, text, new));
     }
     let mut stale = 0;
@@ -88,8 +96,13 @@ fn update(options: &Figures) -> Result<usize, String> {
     Ok(stale)
 }
 
-/// The document with every marked part written anew; the error names the line.
-pub fn fill(document: &str, reports: &[Report]) -> Result<String, String> {
+/// The document with every marked part written anew, from reports and from a table of
+/// instruction counts; the error names the line.
+pub fn fill(
+    document: &str,
+    reports: &[Report],
+    instructions: Option<&str>,
+) -> Result<String, String> {
     let mut text = String::new();
     let mut lines = document.split_inclusive('\n').enumerate();
     let mut marks = 0;
@@ -102,7 +115,7 @@ pub fn fill(document: &str, reports: &[Report]) -> Result<String, String> {
         let what = what
             .strip_suffix("-->")
             .ok_or_else(|| at("the marker does not end in -->".to_owned()))?;
-        let figures = figures(what.trim(), reports).map_err(at)?;
+        let figures = figures(what.trim(), reports, instructions).map_err(at)?;
         text.push_str(&figures);
         let end = lines
             .find(|(_, line)| line.trim() == END || line.trim().starts_with(START))
@@ -117,12 +130,15 @@ pub fn fill(document: &str, reports: &[Report]) -> Result<String, String> {
     Ok(text)
 }
 
-fn figures(what: &str, reports: &[Report]) -> Result<String, String> {
+fn figures(what: &str, reports: &[Report], instructions: Option<&str>) -> Result<String, String> {
     let report = &reports[0];
     let words: Vec<&str> = what.split_whitespace().collect();
     match words[..] {
         ["environment"] => Ok(environment(report)),
         ["summary"] => Ok(mean_changes(report)),
+        ["instructions"] => instructions.map(str::to_owned).ok_or_else(|| {
+            "needs --instructions COUNTS.json, which fastpath --json writes".to_owned()
+        }),
         ["verdict"] => verdict(reports, false),
         ["verdict", "rows"] => verdict(reports, true),
         ["peers", workload] => {

@@ -4,6 +4,7 @@ use bench_suite::environment::Environment;
 use bench_suite::figures::fill;
 use bench_suite::report::{Config, Report, Row};
 use bench_suite::stats::Better;
+use serde_json::json;
 use std::process::Command;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_bench-suite");
@@ -40,10 +41,14 @@ fn report(unified: f64) -> Report {
 fn filled(what: &str, reports: &[Report]) -> String {
     let document =
         format!("before\n<!-- figures: {what} -->\nstale\n<!-- figures end -->\nafter\n");
-    let text = fill(&document, reports).unwrap();
+    let text = fill(&document, reports, None).unwrap();
     assert!(text.starts_with("before\n") && text.ends_with("<!-- figures end -->\nafter\n"));
     assert!(!text.contains("stale"));
-    assert_eq!(fill(&text, reports).unwrap(), text, "again changes nothing");
+    assert_eq!(
+        fill(&text, reports, None).unwrap(),
+        text,
+        "again changes nothing"
+    );
     text
 }
 
@@ -106,11 +111,15 @@ fn bad_markers_are_named_with_their_line() {
             "valid: hackbench time",
         ),
         (
+            "<!-- figures: instructions -->\n<!-- figures end -->\n",
+            "needs --instructions",
+        ),
+        (
             "<!-- figures: summary\n<!-- figures end -->\n",
             "does not end in -->",
         ),
     ] {
-        let error = fill(document, &reports).unwrap_err();
+        let error = fill(document, &reports, None).unwrap_err();
         assert!(error.contains(part), "{error}");
     }
 }
@@ -175,4 +184,23 @@ fn the_command_writes_checks_and_leaves_a_document_alone_that_it_cannot_fill() {
             .contains("+100.0 %")
     );
     assert_eq!(run("figures none.json a.md").0, Some(2));
+    let count = |allocator: &str, net: f64| json!({"allocator": allocator, "loop": "loop-of-1", "net_ir": net, "ours": true});
+    let counts = json!({"rows": [count("unified", 46.04), count("glibc", 128.7)]});
+    std::fs::write(file("c.json"), counts.to_string()).unwrap();
+    std::fs::write(
+        file("c.md"),
+        "<!-- figures: instructions -->\n<!-- figures end -->\n",
+    )
+    .unwrap();
+    assert_eq!(run("figures r.json c.md --instructions c.json").0, Some(0));
+    let text = std::fs::read_to_string(file("c.md")).unwrap();
+    assert!(
+        text.contains("| unified | 46 | - | - | - |\n| glibc | 129 | - | - | - |\n"),
+        "{text}"
+    );
+    let (status, text) = run("figures r.json c.md --instructions r.json");
+    assert!(
+        status == Some(2) && text.contains("r.json: no counts of fastpath"),
+        "{text}"
+    );
 }

@@ -84,7 +84,7 @@ pub fn was_sparse(head: PageRef) -> bool {
 
 /// [`is_quiet`] or [`was_sparse`], in one look: what an object that comes back asks.
 #[inline]
-pub fn is_or_was_sparse(head: PageRef) -> bool {
+pub fn is_quiet_or_was_sparse(head: PageRef) -> bool {
     head.flags.load(Relaxed) & (QUIET | WAS_SPARSE) != 0
 }
 

@@ -10,7 +10,7 @@
 
 use core::ptr::NonNull;
 
-use page_alloc::{PAGE_SIZE, PageList, PageMap, PageRef, meta};
+use page_alloc::{PageList, PageMap, PageRef, meta};
 
 use crate::array::{Level, View, reap_count};
 use crate::quiet;
@@ -169,9 +169,8 @@ impl NodeLevel<'_> {
     }
 
     #[inline(always)]
-    fn give_run(&mut self, slab: (PageRef, usize), run: &[*mut u8]) {
-        let head = slab.0;
-        let (before, after) = slab::give(self.geometry, slab, run);
+    fn give_run(&mut self, head: PageRef, run: &[*mut u8]) {
+        let (before, after) = slab::give(self.geometry, head, run);
         let was_quiet = self.came_back(head, run);
         let node = &mut *self.node;
         node.free_objects += before - after;
@@ -236,9 +235,8 @@ impl Level<*mut u8> for NodeLevel<'_> {
     /// Neighbours in `objects` that are of one slab go there together.
     fn give(&mut self, objects: &[*mut u8]) {
         let map = PageMap::now();
-        let order = self.geometry.order.get();
-        // Slabs are aligned to their size.
-        let base_of = |p: *mut u8| p as usize & !((PAGE_SIZE << order) - 1);
+        let g = self.geometry;
+        let order = g.order.get();
         let mut rest = objects;
         while let Some((first, others)) = rest.split_first() {
             let Some((head, _)) = map.find(*first, order) else {
@@ -246,10 +244,10 @@ impl Level<*mut u8> for NodeLevel<'_> {
                 rest = others;
                 continue;
             };
-            let base = base_of(*first);
-            let more = others.iter().take_while(|p| base_of(**p) == base).count();
+            let base = g.base_of(*first);
+            let more = others.iter().take_while(|p| g.base_of(**p) == base).count();
             let (run, others) = rest.split_at(1 + more);
-            self.give_run((head, base), run);
+            self.give_run(head, run);
             rest = others;
         }
     }

@@ -70,7 +70,7 @@ impl NodeLevel<'_> {
     /// quiet: it is on the partial list then.
     #[inline]
     pub(crate) fn came_back(&mut self, head: PageRef, run: &[*mut u8]) -> bool {
-        sparse::is_or_was_sparse(head) && self.woken_by(head, run)
+        sparse::is_quiet_or_was_sparse(head) && self.woken_by(head, run)
     }
 
     #[cold]

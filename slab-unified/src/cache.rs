@@ -224,8 +224,8 @@ impl Unified {
     fn take_objects(self, node: usize, turn: usize, out: &mut [*mut u8]) -> usize {
         let nodes = topology::nodes();
         let mut got = self.take(node, turn, out);
-        // What the last slab had left over is no refill: small objects get a fresh slab with
-        // it, of which nothing is resident until it is used.
+        // What the last slab had left over is no refill: of small objects it would end a few
+        // allocations later, and in a fresh slab then.
         let enough = if self.0.order == Order::ZERO {
             out.len().div_ceil(2)
         } else {
@@ -317,7 +317,7 @@ impl Unified {
             let Some(slab::Stop { head, run, freed }) = stop else {
                 return rest;
             };
-            if sparse::is_or_was_sparse(head) {
+            if sparse::is_quiet_or_was_sparse(head) {
                 self.came_back(node, head, &done[n - run..]);
             }
             if freed != Freed::More && self.relist(node, head, freed) && discard.add(head) {

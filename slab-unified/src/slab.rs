@@ -275,7 +275,7 @@ pub(crate) fn put<const ONE: bool, const MANY: bool>(
         }
         last = bits;
         head.word.store(word, Relaxed);
-        if before as u32 == 0 || word >> 32 == 0 || sparse::is_or_was_sparse(head) {
+        if before as u32 == 0 || word >> 32 == 0 || sparse::is_quiet_or_was_sparse(head) {
             return (n, Some(Stop::new(head, before, word)));
         }
     }

@@ -95,6 +95,18 @@ fn a_refill_takes_neighbours_in_address_order() {
 }
 
 #[test]
+fn a_refill_is_not_content_with_the_rest_of_a_slab() {
+    // Of 64 objects of a slab, a magazine of 61 leaves three.
+    let cache = cache("rests", 64);
+    let objects: Vec<usize> = (0..64_000).map(|_| take(cache)).collect();
+    let refills = cache.info().counter("refill").expect("a counter");
+    assert!(refills < 64_000 / 50, "{refills} refills of 64,000 objects");
+    objects.into_iter().for_each(|p| give(cache, p));
+    cache.validate().expect("valid");
+    cache.destroy().expect("nothing in use");
+}
+
+#[test]
 fn objects_of_threads_that_ended_are_not_lost() {
     let cache = cache("churn", 96);
     for round in 0..200 {
