@@ -19,7 +19,7 @@
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use crate::block::{BLOCK_HUGE, Block};
+use crate::block::Block;
 use crate::config;
 use crate::granule;
 use crate::os::{self, Userfault};

@@ -42,7 +42,8 @@ pub struct Block {
     chunk: AtomicU8,
 }
 
-/// The block was excluded from huge pages, because parts of it were given back.
+/// Huge pages were forbidden on this block: parts of it were given back, or what claimed it
+/// leaves much of it untouched.
 pub(crate) const BLOCK_NO_HUGE: u64 = 2;
 /// Huge pages were asked for on this block.
 pub(crate) const BLOCK_HUGE: u64 = 4;

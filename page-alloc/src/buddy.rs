@@ -19,6 +19,7 @@ use crate::arena::{self, Arena, Frame};
 use crate::bits::Bits;
 use crate::block::{BLOCK_RESERVED, BLOCK_USED, Block};
 use crate::config;
+use crate::huge;
 use crate::list::List;
 use crate::types::{MIGRATETYPES, Migratetype, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 
@@ -308,6 +309,7 @@ impl Buddy {
     pub(crate) fn claim_whole(&mut self, pages: usize, mt: Migratetype) -> Option<(Frame, bool)> {
         let frame = arena::frame_of_block(self.whole.first()?);
         frame.arena.block(frame.index).set_migratetype(mt);
+        huge::claimed(frame, pages, mt, 0);
         let dirty = self.take(frame, Bits::range(0, pages));
         Some((frame, dirty))
     }

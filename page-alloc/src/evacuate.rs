@@ -385,7 +385,7 @@ pub(crate) fn take_blocks(
     }
     result?;
     // Under the same hold of the lock: nobody came between.
-    let dirty = zone.take_range(first, pages, mt);
+    let dirty = zone.take_range(first, pages, mt, 0);
     let run = crate::run::finish(&mut zone, first, pages, mt, !dirty);
     debug_assert_eq!(run_pages(run.page), pages);
     Ok(run.page)

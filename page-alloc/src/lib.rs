@@ -15,14 +15,15 @@
 //! - `arena`, [`granule`], `page`, `block`, `list`: reservations, the page map,
 //!   records;
 //! - `bits`, `buddy`, `zone`: free pages, placement, census;
+//! - `huge`: which blocks are to have huge pages;
 //! - [`pcp`], `run`, [`purge`]: page lists a slot, large runs, giving back;
 //! - [`sparse`]: giving back the granule map of slabs that hold few objects;
 //! - [`owner`], [`reclaim`], [`evacuate`], `remap`: who can give pages back or have
 //!   them moved, which block to empty, and emptying it;
 //! - [`stats`], [`text`]: what the kernel's /proc files print.
 //!
-//! Unsafe code is in os, meta, slot, rseq, cpu, arena, granule, list, pcp, purge,
-//! remap, sparse, fork and sync/lock; the algorithms above the records have none.
+//! Unsafe code is in os, meta, slot, rseq, cpu, arena, granule, huge, list, pcp,
+//! purge, remap, sparse, fork and sync/lock; the algorithms above the records have none.
 
 // `clippy.toml` lists what allocates; unit tests may.
 #![cfg_attr(
@@ -59,6 +60,7 @@ mod bits;
 mod block;
 mod buddy;
 mod hist;
+mod huge;
 mod list;
 mod page;
 mod remap;

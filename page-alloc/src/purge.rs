@@ -14,7 +14,8 @@
 //! ([`set_watcher`]).
 //!
 //! A block that loses only a part of its pages is excluded from huge pages first,
-//! or khugepaged would fill it again; when all of it is free it is admitted again.
+//! or khugepaged would fill it again; who claims it as a whole may have them again
+//! ([`crate::huge`]).
 
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64,
@@ -23,8 +24,9 @@ use core::sync::atomic::{
 
 use crate::arena::{self, Frame};
 use crate::bits::Bits;
-use crate::block::{BLOCK_HUGE, BLOCK_NO_HUGE, BLOCK_USED, Block};
+use crate::block::{BLOCK_HUGE, BLOCK_USED, Block};
 use crate::config;
+use crate::huge;
 use crate::os;
 use crate::pcp;
 use crate::sync::{FutexLock, Lock};
@@ -51,9 +53,6 @@ static DEADLINE: AtomicU64 = AtomicU64::new(0);
 /// Held by the thread that gives back: chunks of that thread's are on no list, so
 /// `fork` waits for it. Before the zones' locks.
 static PURGER: Lock<()> = Lock::new(());
-/// Blocks excluded from huge pages at a time: each may split a mapping in three.
-static EXCLUDED: AtomicU64 = AtomicU64::new(0);
-const MAX_EXCLUDED: u64 = 2048;
 /// A fresh block was begun although much is idle: the next look takes the smallest pieces too.
 static FRAGMENTED: AtomicBool = AtomicBool::new(false);
 /// The last look left much that nobody had needed, in small pieces: so does the next, or
@@ -362,9 +361,6 @@ fn purge_whole(zone: &Zone, most: usize) -> Result<usize, Refused> {
             let block = frame.arena.block(frame.index);
             let pages = if given { block.dirty_map().count() } else { 0 };
             done += pages.max(1);
-            if given {
-                admit_huge(*frame);
-            }
             let mut zone = zone.lock();
             if given {
                 block.set_flag(BLOCK_USED, false);
@@ -382,17 +378,6 @@ fn purge_whole(zone: &Zone, most: usize) -> Result<usize, Refused> {
         at += count;
     }
     if refused { Err(()) } else { Ok(done) }
-}
-
-/// Lets a block have huge pages again once it is wholly given back.
-fn admit_huge(frame: Frame) {
-    let block = frame.arena.block(frame.index);
-    if block.change_flags(BLOCK_NO_HUGE, 0) & BLOCK_NO_HUGE != 0 {
-        EXCLUDED.fetch_sub(1, Relaxed);
-        // SAFETY: committed, whole kernel pages.
-        let huge = unsafe { os::huge(frame.arena.address(frame.index), PAGEBLOCK_SIZE, true) };
-        block.set_flag(BLOCK_HUGE, huge);
-    }
 }
 
 /// Whether free pages of a block may have memory though nobody used them: a huge page
@@ -466,22 +451,18 @@ fn purge_part(zone: &Zone, frame: Frame, pieces: Pieces) -> Result<usize, Refuse
 }
 
 /// Excludes a block that loses a part of its pages from huge pages, or khugepaged
-/// would fill it again. False when too many are excluded already.
+/// would fill it again. False when the mappings are in too many pieces already.
 fn exclude_huge(frame: Frame) -> bool {
     let block = frame.arena.block(frame.index);
     if !block.flag(BLOCK_HUGE) {
         return true;
     }
-    if EXCLUDED.fetch_add(1, Relaxed) >= MAX_EXCLUDED {
-        EXCLUDED.fetch_sub(1, Relaxed);
+    let mut zone = zone::zone_of(frame).lock();
+    if !huge::advise(frame, false) {
         return false;
     }
-    block.change_flags(BLOCK_HUGE, BLOCK_NO_HUGE);
-    // SAFETY: committed, whole kernel pages.
-    unsafe { os::huge(frame.arena.address(frame.index), PAGEBLOCK_SIZE, false) };
     // The huge page gave memory to free pages that nobody had used yet. From now on it
     // is kept like that of any other.
-    let mut zone = zone::zone_of(frame).lock();
     if block.is_isolated() {
         return true;
     }

@@ -260,8 +260,8 @@ pub fn extend_run(page: PageRef, pages: usize) -> bool {
     if !free {
         return false;
     }
-    zone.take_range(end, pages - have, mt);
-    zone.account(end, pages - have, mt);
+    zone.take_range(end, extra, mt, have);
+    zone.account(end, extra, mt);
     page.word.store(pages as u64, Relaxed);
     true
 }

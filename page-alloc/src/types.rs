@@ -70,9 +70,10 @@ impl Order {
 
 /// What the owner of a page promises about moving it or giving it back.
 ///
-/// The first three are the kernel's; `Large` is this allocator's own, for runs
-/// of whole pages that malloc handed out: nothing may be assumed of them but
-/// that they die as one run.
+/// The first three are the kernel's; `Large` is this allocator's own, for runs of
+/// whole pages that malloc handed out, and slabs of objects longer than a page:
+/// nothing may be assumed of them, not even that all of their pages are ever
+/// written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Migratetype {
@@ -82,7 +83,7 @@ pub enum Migratetype {
     Movable = 1,
     /// The owner has a shrinker that can give a named block back.
     Reclaimable = 2,
-    /// Whole-page runs of malloc.
+    /// malloc's runs, and slabs of objects longer than a page.
     Large = 3,
     /// An urgent request of any kind: it may use the reserve that is kept for such,
     /// and it waits for no reclaim.

@@ -25,6 +25,7 @@ use crate::bits::Bits;
 use crate::block::{BLOCK_RESERVED, Block};
 use crate::buddy::Buddy;
 use crate::config;
+use crate::huge;
 use crate::page::{PageKind, PageRef};
 use crate::purge;
 use crate::reclaim;
@@ -349,7 +350,7 @@ impl ZoneInner {
         })?;
         self.counters.claims_whole += (pages / PAGEBLOCK_PAGES) as u64;
         let frame = Frame { arena, index: from };
-        Some((frame, self.take_range(frame, pages, mt)))
+        Some((frame, self.take_range(frame, pages, mt, 0)))
     }
 
     fn take_fresh(&mut self, node: usize, order: u8, mt: Migratetype) -> Option<(Frame, bool)> {
@@ -486,8 +487,15 @@ impl ZoneInner {
     }
 
     /// Takes pages that are free, all in one piece, out of the free ones, and gives the
-    /// blocks that become wholly theirs the type. Returns whether any may hold data.
-    pub(crate) fn take_range(&mut self, frame: Frame, pages: usize, mt: Migratetype) -> bool {
+    /// blocks that become wholly theirs the type. `behind` pages of the same run end where
+    /// they begin. Returns whether any may hold data.
+    pub(crate) fn take_range(
+        &mut self,
+        frame: Frame,
+        pages: usize,
+        mt: Migratetype,
+        behind: usize,
+    ) -> bool {
         let end = frame.index + pages;
         let mut index = frame.index;
         while index < end {
@@ -502,6 +510,7 @@ impl ZoneInner {
             }
             index = start + PAGEBLOCK_PAGES;
         }
+        huge::claimed(frame, pages, tag(mt), behind);
         self.buddy.take_range(frame.arena, frame.index, end)
     }
 

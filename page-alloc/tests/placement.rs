@@ -321,10 +321,49 @@ fn a_partly_purged_block_is_excluded_from_huge_pages() {
         assert!(has(p, "nh") && !has(p, "hg"), "{:?}", vm_flags(p));
         // SAFETY: the first half is ours still.
         assert_eq!(unsafe { p.read() }, 1);
-        // Wholly free and given back, it is admitted again.
+        // Wholly free and given back, it may have them again once it is claimed.
         free_run(page).unwrap();
         purge::trim();
+        let page = run(PAGEBLOCK_PAGES, Large);
+        assert_eq!(page.address(), p);
         assert!(has(p, "hg") && !has(p, "nh"), "{:?}", vm_flags(p));
+        free_run(page).unwrap();
+    });
+}
+
+/// A block has huge pages where what claims it is going to write all of it, beyond what
+/// stays on small pages.
+#[test]
+fn huge_pages_follow_what_a_block_is_used_for() {
+    in_child("huge_pages_follow_what_a_block_is_used_for", || {
+        let small = run(PAGEBLOCK_PAGES, Unmovable);
+        config::set_huge_from(Some(PAGEBLOCK_SIZE));
+        let dense = run(PAGEBLOCK_PAGES / 2, Unmovable);
+        let sparse = run(PAGEBLOCK_PAGES / 2, Large);
+        let filled = run(PAGEBLOCK_PAGES, Large);
+        // One block and the beginning of another.
+        let long = run(PAGEBLOCK_PAGES + PAGEBLOCK_PAGES / 2, Large);
+        if !has(filled.address(), "hg") {
+            eprintln!("no huge pages here");
+            return;
+        }
+        let end = long.address().wrapping_add(PAGEBLOCK_SIZE);
+        assert!(
+            !has(small.address(), "hg"),
+            "the start stays on small pages"
+        );
+        assert!(has(dense.address(), "hg"), "slabs");
+        assert!(!has(sparse.address(), "hg"), "less than a block");
+        assert!(has(long.address(), "hg"), "the block it fills");
+        assert!(!has(end, "hg"), "the block it begins");
+
+        // Freed blocks are advised anew for whom they serve next.
+        let p = filled.address();
+        free_run(filled).unwrap();
+        purge::trim();
+        let sparse = run(PAGEBLOCK_PAGES - 1, Large);
+        assert_eq!(sparse.address(), p);
+        assert!(has(p, "nh"), "{:?}", vm_flags(p));
     });
 }
 

@@ -16,7 +16,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use page_alloc::granule;
-use page_alloc::{GRANULE, PAGE_SIZE};
+use page_alloc::{GRANULE, Migratetype, PAGE_SIZE};
 
 use crate::cache::{CacheDesc, MAX_OBJECT, ObjectCache};
 use crate::class::{self, CLASSES, TABLE, UNIT_SHIFT};
@@ -24,6 +24,19 @@ use crate::{config, large, misuse, percpu, registry, sparse};
 
 /// The largest request, in bytes, as in glibc.
 pub const MAX_REQUEST: usize = isize::MAX as usize;
+
+/// Objects longer than this may lie in part on pages that are never written.
+const SPARSE_ABOVE: usize = PAGE_SIZE;
+
+/// Slabs of objects longer than a page go with the runs: programs often ask for more than
+/// they write, and a huge page would give all of it memory.
+const fn migratetype_of(size: usize) -> Migratetype {
+    if size > SPARSE_ABOVE {
+        Migratetype::Large
+    } else {
+        Migratetype::Unmovable
+    }
+}
 
 /// A malloc-like heap over the backend `B`. Usable as `#[global_allocator]`:
 ///
@@ -146,6 +159,7 @@ impl<B: ObjectCache> Heap<B> {
         }
         let desc = CacheDesc::new(class::NAMES[class], class::size(class))
             .align(class::align(class))
+            .migratetype(migratetype_of(class::size(class)))
             .no_merge();
         let cache = B::create(&desc).ok()?;
         let id = cache.id();

@@ -111,21 +111,6 @@ fn commit(arena: &'static Arena, region: &Region, node: usize, pages: usize) -> 
     if !unsafe { os::commit(at, pages << PAGE_SHIFT) } {
         return false;
     }
-    // A large first growth may span the point from which huge pages are wanted.
-    let from = config::huge_from().map_or(end, |from| {
-        from.div_ceil(PAGEBLOCK_SIZE)
-            .saturating_mul(PAGEBLOCK_PAGES)
-            .clamp(frontier, end)
-    });
-    let huge = from < end && {
-        // SAFETY: just committed.
-        unsafe { os::huge(arena.address(from), (end - from) << PAGE_SHIFT, true) }
-    };
-    for index in (frontier..end).step_by(PAGEBLOCK_PAGES) {
-        arena
-            .block(index)
-            .set_flag(BLOCK_HUGE, huge && index >= from);
-    }
     COMMITTED.fetch_add(pages << PAGE_SHIFT, Ordering::Relaxed);
     region.frontier.store(end, Ordering::Release);
     if ptr::eq(arena, &raw const ARENAS[0]) && node + 1 == topology::nodes() {

@@ -219,7 +219,7 @@ impl ZoneInner {
             return self.claim_whole(pages, mt);
         }
         let frame = self.find_stretch(node, pages, mt)?;
-        Some((frame, self.take_range(frame, pages, mt)))
+        Some((frame, self.take_range(frame, pages, mt, 0)))
     }
 
     /// Whether a run of so many pages can be had without fresh memory.
@@ -300,7 +300,7 @@ impl ZoneInner {
                 };
                 if let Some(index) = found {
                     let frame = Frame { arena, index };
-                    return Some((frame, self.take_range(frame, pages, mt)));
+                    return Some((frame, self.take_range(frame, pages, mt, 0)));
                 }
                 if !map.is_full() {
                     from = Some(index + PAGEBLOCK_PAGES - trail);
