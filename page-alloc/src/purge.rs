@@ -199,9 +199,13 @@ fn look() {
             Some(rest) if take_left => (KEEP + rest).min(idle),
             _ => idle,
         };
-        // What was needed this time may not be next time. When nothing could be
-        // given back (small chunks, refusals), there is no use in looking again.
-        again |= zone.idle_low > KEEP && (due == 0 || given > 0);
+        // What was needed this time may not be next time, and what came since the last look
+        // waits its delay. When all there is could not be given back (small chunks, refusals),
+        // there is no use in looking again.
+        let newer = zone.idle_low > KEEP + due;
+        again |= zone.idle_low > KEEP && (newer || given > 0);
+        // A look at once comes before queues and empty slabs give theirs: one more, in time.
+        again |= fragmented && given > 0;
     }
     LEFT.store(left, Relaxed);
     let next = match config::purge_ms() {
@@ -210,7 +214,7 @@ fn look() {
         _ => 0,
     };
     DEADLINE.store(next, Relaxed);
-    if next == 0 {
+    if next == 0 || fragmented {
         notify();
     }
 }
