@@ -15,7 +15,7 @@
 //!
 //! A block that loses only a part of its pages is excluded from huge pages first,
 //! or khugepaged would fill it again; who claims it as a whole may have them again
-//! ([`crate::huge`]).
+//! (`huge.rs`).
 
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64,
