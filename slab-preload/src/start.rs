@@ -101,6 +101,18 @@ extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, _envp: *con
 }
 
 extern "C" fn destructor() {
+    let settings = config::settings();
+    let reports = !matches!(settings.stats, config::Stats::None)
+        || !matches!(settings.leaks, config::Leaks::None);
+    if reports || debugging() {
+        at_exit();
+    }
+}
+
+/// Apart, as most processes end without.
+#[cold]
+#[inline(never)]
+fn at_exit() {
     if debugging() {
         // What was overwritten and never looked at again.
         with_backend!(B => Debugged::<B>::heap().check_objects());
