@@ -39,6 +39,8 @@ const CAPACITY: [usize; ROWS] = [64, 32, 16, 8, 4, 4, 2];
 /// Where the list of a row starts among a type's entries.
 const START: [usize; ROWS] = [0, 64, 96, 112, 120, 124, 128];
 const ENTRIES: usize = 130;
+/// Pages in a thread's lists with which it begins no block before they are drained.
+const HOARD: usize = 64;
 /// Pages that a refill moves at most.
 const MAX_BATCH: usize = 32;
 
@@ -370,7 +372,18 @@ fn refill(lists: &Lists, row: usize, order: Order, mt: Migratetype) -> Option<Pa
     let want = (1usize << shift.load(Relaxed)).min(most);
     shift.store((shift.load(Relaxed) + 1).min(5), Relaxed);
     let mut chunks = [None; MAX_BATCH];
-    let got = zone::take_bulk(lists.node, order, mt, &mut chunks[..want]);
+    let out = &mut chunks[..want];
+    let mut got = 0;
+    if order < Order::PAGEBLOCK {
+        got = zone::take_bulk_begun(lists.node, order, mt, out);
+        // Rather than memory that nobody has touched, what the other lists hold.
+        if got == 0 && lists.pages() >= HOARD {
+            drain_current();
+        }
+    }
+    if got == 0 {
+        got = zone::take_bulk(lists.node, order, mt, out);
+    }
     let mut chunks = chunks.into_iter().take(got).flatten();
     let first = chunks.next()?;
     if got > 1 {

@@ -128,7 +128,9 @@ pub(crate) fn zone_of(frame: Frame) -> &'static Zone {
 /// How far a request may go to find pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effort {
-    /// Free pages of its type, whole blocks above the reserve, fresh pages.
+    /// Free pages in blocks of its type.
+    Begun,
+    /// Those, whole blocks above the reserve, fresh pages.
     Easy,
     /// All whole blocks, the urgent reserve, other types' blocks.
     Last,
@@ -181,6 +183,18 @@ pub(crate) fn take_bulk(
         ZONES[node].lock().counters.failures += 1;
     }
     count
+}
+
+/// Fills `out` with chunks from blocks of the type that `node` has in use, as far as there
+/// are any; returns how many.
+pub(crate) fn take_bulk_begun(
+    node: usize,
+    order: Order,
+    mt: Migratetype,
+    out: &mut [Option<PageRef>],
+) -> usize {
+    let mut zone = ZONES[node].lock();
+    zone.take_some(node, order.get(), mt, out, Effort::Begun)
 }
 
 pub(crate) fn mark_allocated(frame: Frame, order: u8, mt: Migratetype) {
@@ -251,6 +265,7 @@ impl ZoneInner {
                     return None;
                 }
                 match effort {
+                    Effort::Begun => None,
                     Effort::Easy => self.take_fresh(node, order, mt),
                     Effort::Last => self.take_from_others(order, mt),
                 }
@@ -306,6 +321,9 @@ impl ZoneInner {
             && let Some(found) = self.buddy.take_typed(order, tag(mt))
         {
             return Some(found);
+        }
+        if effort == Effort::Begun {
+            return None;
         }
         if order > PAGEBLOCK_ORDER {
             return self.take_aligned(node, order, mt);
