@@ -38,8 +38,10 @@ const KEEP: usize = 128;
 /// The smallest order that the timer gives back.
 const TIMER_ORDER: u8 = 4;
 const BATCH: usize = 16;
-/// Idle pages below which nobody searches for small pieces.
+/// Idle pages below which no look searches for small pieces.
 const LEAST_FRAGMENTS: usize = 2048;
+/// The same for a heap that begins a block: its small pieces are few.
+const LEAST_AT_GROWTH: usize = 256;
 /// Idle pages in small pieces that one look gives back, each by a system call of its own.
 const SHARE: usize = 2048;
 /// Looks in one delay while that goes on.
@@ -124,7 +126,7 @@ fn start(zone: &mut zone::ZoneInner) {
 /// them all.
 pub(crate) fn note_growth(zone: &zone::ZoneInner) {
     let much = (arena::committed_bytes() >> PAGE_SHIFT) / 16;
-    if zone.idle_pages() < much.max(LEAST_FRAGMENTS) || config::purge_ms().is_none() {
+    if zone.idle_pages() < much.max(LEAST_AT_GROWTH) || config::purge_ms().is_none() {
         return;
     }
     FRAGMENTED.store(true, Relaxed);
